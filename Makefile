@@ -1,0 +1,41 @@
+# SPDX-FileCopyrightText: The Cofuse authors
+# SPDX-License-Identifier: Apache-2.0
+#
+# Thin: CMake builds (CMakePresets.json), scripts test. `make help` lists the targets.
+
+.PHONY: all setup demo test check asan ubsan tsan install clean help
+.NOTPARALLEL:
+PREFIX ?= /usr/local
+
+all: setup
+	@ci/build.sh release
+
+setup:
+	@ci/setup.sh
+
+demo: all
+	@ci/demo.sh
+
+test: all
+	@tests/run_tests.sh
+
+check: all
+	@build/cofuse check --ranks 1,2,3,4
+
+asan ubsan tsan: setup
+	@tests/run_tests.sh $@
+
+install: all
+	@cmake --install build --prefix $(PREFIX)
+
+clean:
+	@rm -rf build
+
+help:
+	@echo "make          build/libcofuse.so and build/cofuse, after installing what is missing"
+	@echo "make demo     attention over several ranks on sample tensors, beside the reference"
+	@echo "make test     every test"
+	@echo "make check    every kernel against its reference"
+	@echo "make asan     unit tests and a short check under AddressSanitizer; also: ubsan, tsan"
+	@echo "make install  into PREFIX ($(PREFIX))"
+	@echo "make clean    removes build/"
