@@ -1,0 +1,136 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+/**
+ * Context-parallel attention, forward and backward.
+ *
+ *     O = softmax(scale * Q K^T + mask) V         LSE = log sum exp(scale * Q K^T + mask)
+ *
+ * per batch entry and head, over the whole sequence; every rank holds some rows of the sequence
+ * (layout.h) of q, k, v, o and their gradients. Keys and values are read one-sided from their owners
+ * and overlapped with the computation; dK and dV go home to their owners.
+ *
+ * Letters: B batch, S global rows, S_local = cof_layout_local_rows() of this rank, H query heads,
+ * Hkv key/value heads (query head h uses kv head h / (H/Hkv)), Dqk and Dv head dims.
+ *
+ * Mathematics: Vaswani et al. 2017 (attention); Dao et al. 2022 (blocked online softmax and its
+ * gradient); Liu et al. 2023 (ring of key/value blocks); sums of scores and softmax in fp32.
+ */
+#ifndef COFUSE_ATTENTION_H
+#define COFUSE_ATTENTION_H
+
+#include "layout.h"
+#include "plan.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** Order of the dims of q, k, v, o and their gradients. */
+typedef enum cof_attention_format {
+    COF_FORMAT_BSHD = 0, /* [B, S_local, H, D] */
+    COF_FORMAT_SBHD = 1  /* [S_local, B, H, D] */
+} cof_attention_format;
+
+/** How keys and values travel. */
+typedef enum cof_attention_schedule {
+    COF_SCHEDULE_DEFAULT = 0, /* ring */
+    COF_SCHEDULE_RING = 1     /* step i reads the owner rank - i, two staging buffers */
+} cof_attention_schedule;
+
+/** Parameters of a plan; the same on all ranks. Zero means default. */
+typedef struct cof_attention_params {
+    size_t size;                     /* sizeof(cof_attention_params) */
+    cof_dtype dtype;                 /* COF_BF16 or COF_F32: q, k, v, o and gradients */
+    cof_attention_format format;     /* */
+    int64_t n_batch;                 /* B >= 1 */
+    int64_t n_rows;                  /* S >= 0, global */
+    int64_t n_heads;                 /* H >= 1 */
+    int64_t n_kv_heads;              /* Hkv >= 1, divides H; 0: H */
+    int64_t head_dim_qk;             /* Dqk, 1 .. 512 */
+    int64_t head_dim_v;              /* Dv, 1 .. 512; 0: Dqk */
+    cof_mask mask;                   /* COF_MASK_NONE, or COF_MASK_CAUSAL: key row <= query row */
+    cof_layout_kind layout;          /* ZIGZAG by default */
+    cof_chunking chunking;           /* BALANCED by default */
+    cof_attention_schedule schedule; /* */
+    double scale;                    /* finite; 0: 1/sqrt(Dqk) */
+    int forward_only;                /* 1: no memory for backward, which is then refused */
+    int wire_f32;                    /* 1: dK, dV travel in fp32 instead of dtype */
+    int reserved;                    /* 0 */
+} cof_attention_params;
+#ifdef __cplusplus
+#define COF_ATTENTION_PARAMS_INIT {sizeof(cof_attention_params)}
+#else
+#define COF_ATTENTION_PARAMS_INIT {.size = sizeof(cof_attention_params)}
+#endif
+
+/**
+ * Tensors of a call, all local to this rank. In dtype and format of the plan:
+ *     q, o, dout (with Dv), dq   H heads;     k, v, dk, dv   Hkv heads;
+ * o, dout, v, dv have head dim Dv, the others Dqk. lse is fp32 [B, H, S_local].
+ * Strides: any, with a contiguous head dim and no overlap. Outputs must lie apart from each other
+ * and from the inputs.
+ */
+typedef struct cof_attention_args {
+    size_t size; /* sizeof(cof_attention_args) */
+    const cof_tensor *q, *k, *v;
+    const cof_tensor *o;              /* forward: output; backward: input */
+    const cof_tensor *lse;            /* forward: output; backward: input */
+    const cof_tensor *dout;           /* backward only: input */
+    const cof_tensor *dq, *dk, *dv;   /* backward only: outputs */
+} cof_attention_args;
+#ifdef __cplusplus
+#define COF_ATTENTION_ARGS_INIT {sizeof(cof_attention_args)}
+#else
+#define COF_ATTENTION_ARGS_INIT {.size = sizeof(cof_attention_args)}
+#endif
+
+/**
+ * The memory a plan would hold. Local, allocates nothing.
+ * COF_ERR_INVALID or COF_ERR_UNSUPPORTED: a parameter breaks its rule (named in the text).
+ */
+COF_API cof_status cof_attention_workspace(cof_team *team, const cof_attention_params *params,
+                                           cof_workspace_sizes *sizes_out);
+
+/**
+ * Makes a plan. Collective over the team. `arena` must be NULL: the plan makes its own.
+ *
+ * COF_ERR_INVALID      a parameter breaks its rule on this rank; on the other ranks the same call
+ *                      returns COF_ERR_MISMATCH and names this rank
+ * COF_ERR_UNSUPPORTED  a legal request that this version refuses (named in the text)
+ * COF_ERR_MISMATCH     the ranks disagree: the text has the first differing key and both values
+ * COF_ERR_NOMEM        memory was refused on some rank: all ranks get it, none keeps anything
+ * COF_ERR_TIMEOUT, COF_ERR_PEER_DEAD, COF_ERR_SYSTEM
+ */
+COF_API cof_status cof_attention_plan_create(cof_team *team, const cof_attention_params *params,
+                                             cof_arena *arena, cof_plan **plan_out);
+
+/**
+ * o, lse from q, k, v. Every rank of the team calls it, in the same order of calls on this plan;
+ * enqueues on `stream`. Several calls may be in flight.
+ *
+ * Rows: lse is -inf and o is 0 for a row that sees no key; padding rows (PADDED) get the same.
+ * NaN or infinite inputs spread to the rows that see them, and to no other.
+ *
+ * COF_ERR_INVALID     an argument breaks its rule; nothing was enqueued, outputs are untouched (the
+ *                     other ranks wait for this one until their deadline)
+ * COF_ERR_POISONED, COF_ERR_TIMEOUT, COF_ERR_MISMATCH, COF_ERR_PEER_DEAD
+ *                     by this call with COF_STREAM_NOW, else by cof_stream_sync: outputs are NaN, and
+ *                     the plan can only be destroyed
+ */
+COF_API cof_status cof_attention_forward(cof_plan *plan, const cof_attention_args *args,
+                                         cof_stream stream);
+
+/**
+ * dq, dk, dv from q, k, v, o, lse (as forward left them) and dout. Calls, order and errors as in
+ * cof_attention_forward. COF_ERR_INVALID on a plan made with forward_only.
+ *
+ * dK and dV of other owners travel in dtype (or fp32, wire_f32), are summed in fp32 by the owner in
+ * the fixed order rank+1, rank+2, ..., rank and rounded once: repeatable bit for bit.
+ */
+COF_API cof_status cof_attention_backward(cof_plan *plan, const cof_attention_args *args,
+                                          cof_stream stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,127 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+/**
+ * Worlds and teams.
+ *
+ * A *world* is this process's (or this thread's) membership of a job: n_ranks ranks, numbered from
+ * 0. A *team* is an ordered subset of a world's ranks; operators run on teams. "All ranks" in these
+ * headers means all ranks of the team named in the call: such a call is collective, made once by
+ * every rank, each from one thread, in the same order on all of them.
+ *
+ * Every collective call has a deadline (cof_world_options.init_timeout): a rank that is missing,
+ * dead or in another call becomes an error on every rank that is there, naming it.
+ */
+#ifndef COFUSE_WORLD_H
+#define COFUSE_WORLD_H
+
+#include "status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct cof_world cof_world;
+typedef struct cof_team cof_team;
+
+/** How ranks share memory. */
+typedef enum cof_engine {
+    COF_ENGINE_DEFAULT = 0, /* the variable COFUSE_ENGINE, else shm */
+    COF_ENGINE_THREAD = 1,  /* ranks are threads of one process; memory from its heap */
+    COF_ENGINE_SHM = 2      /* ranks are processes of one host; memfd passed over sockets */
+} cof_engine;
+
+/**
+ * Options of cof_world_create. Zero means default everywhere.
+ *
+ * With n_ranks = 0 rank and size come from the environment: the variables that `cofuse launch` and
+ * `cofuse run` set, else a world of one. With n_ranks >= 1 they are explicit: `rank` is this rank
+ * and `job` a text that is the same on all ranks of this world and that no other world of the same
+ * user on this host uses at the same time.
+ */
+typedef struct cof_world_options {
+    size_t size;         /* sizeof(cof_world_options) */
+    int n_ranks;         /* 0: from the environment */
+    int rank;            /* 0 .. n_ranks-1 */
+    const char *job;     /* required with n_ranks >= 2 */
+    cof_engine engine;   /* the same on all ranks */
+    int n_threads;       /* threads per CPU stream; 0: COFUSE_THREADS, else cores / ranks */
+    double init_timeout; /* seconds for every collective; 0: COFUSE_INIT_TIMEOUT, else 120 */
+    double run_timeout;  /* seconds for every wait in a run; 0: COFUSE_TIMEOUT, else 600;
+                            negative: none */
+} cof_world_options;
+#ifdef __cplusplus
+#define COF_WORLD_OPTIONS_INIT {sizeof(cof_world_options)}
+#else
+#define COF_WORLD_OPTIONS_INIT {.size = sizeof(cof_world_options)}
+#endif
+
+/**
+ * Joins the world. Collective over all ranks of the job; options = NULL is all defaults.
+ *
+ * On success *world_out owns sockets to the other ranks, one CPU stream and its threads. On failure
+ * *world_out is NULL and nothing is left.
+ *
+ * COF_ERR_INVALID      an option breaks its rule (named in the text)
+ * COF_ERR_MISMATCH     ranks disagree in size, engine or library version, or two have one rank
+ * COF_ERR_TIMEOUT      ranks did not arrive in time (the text names them)
+ * COF_ERR_PEER_DEAD    a rank went away while joining
+ * COF_ERR_NOMEM, COF_ERR_SYSTEM
+ */
+COF_API cof_status cof_world_create(const cof_world_options *options, cof_world **world_out);
+
+/**
+ * Leaves the world: local, never waits for other ranks. The caller has synchronised its own streams
+ * and destroyed its plans, streams and teams of this world. NULL is allowed.
+ */
+COF_API void cof_world_destroy(cof_world *world);
+
+COF_API int cof_world_rank(const cof_world *world);
+COF_API int cof_world_size(const cof_world *world);
+
+/** The engine's name: "thread" or "shm". */
+COF_API const char *cof_world_engine(const cof_world *world);
+
+/** The team of all ranks, in order; owned by the world, not to be destroyed. */
+COF_API cof_team *cof_world_team(cof_world *world);
+
+/**
+ * Makes a team of `n` world ranks: ranks[i] becomes rank i of the team. Collective over the members
+ * only; other ranks do not call. `tag` is any number that is the same on all members: it tells
+ * creations apart in error texts. One exchange, no device memory.
+ *
+ * COF_ERR_INVALID   n < 1, a rank out of range or named twice, or the caller is not a member
+ * COF_ERR_MISMATCH  members passed different lists or tags
+ * COF_ERR_TIMEOUT, COF_ERR_PEER_DEAD, COF_ERR_NOMEM
+ */
+COF_API cof_status cof_team_create(cof_world *world, const int *ranks, int n, uint64_t tag,
+                                   cof_team **team_out);
+
+/** Lets go of a team: local, never blocks. Its plans must be destroyed before. NULL is allowed. */
+COF_API void cof_team_destroy(cof_team *team);
+
+COF_API int cof_team_rank(const cof_team *team);
+COF_API int cof_team_size(const cof_team *team);
+
+/**
+ * COF_OK while the team can be used, else the worst error found so far (of the team, or of an arena
+ * of one of its plans), with its text in cof_last_error(). Local; looks at the sockets of the team's
+ * ranks, waits for nothing, never touches a stream.
+ */
+COF_API cof_status cof_team_query(cof_team *team);
+
+/**
+ * Waits until all ranks of the team have called it. Collective, host only: orders nothing on
+ * streams. COF_ERR_TIMEOUT, COF_ERR_PEER_DEAD, COF_ERR_MISMATCH (a rank is in another collective).
+ */
+COF_API cof_status cof_team_barrier(cof_team *team);
+
+/**
+ * Gathers `bytes` bytes (<= 1 MiB, the same on all ranks) of every rank: dst holds
+ * cof_team_size(team) * bytes, in rank order. Collective, host only.
+ */
+COF_API cof_status cof_team_allgather(cof_team *team, const void *src, void *dst, size_t bytes);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
