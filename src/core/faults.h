@@ -1,0 +1,31 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+/* Negative controls. A build with COFI_FAULTS=1 can leave out one protocol step, named with a rank
+ * in the variable COFUSE_FAULT ("KV_READY" on all ranks, "KV_READY:1" on rank 1), and a test must
+ * then fail. In every other build COFI_FAULT is the constant false and leaves nothing behind. */
+#ifndef COFI_FAULTS_H
+#define COFI_FAULTS_H
+
+#include <stdbool.h>
+
+/* X(step, what is left out) */
+#define COFI_FAULT_STEPS(X)                                                                        \
+    X(KV_ACK_WAIT, "owner overwrites published keys without waiting for their readers")            \
+    X(KV_READY_WAIT, "reader fetches keys without waiting until they are published")               \
+    X(KV_ACK, "reader never tells the owner that it is done")                                      \
+    X(STAGING_WAIT, "a staging buffer is refilled without waiting for the section that reads it")  \
+    X(ARRIVAL_WAIT, "a section starts without waiting for the fetch of its keys")                  \
+    X(GRAD_ACK_WAIT, "writer stores into a receive slot without waiting until it is free")         \
+    X(GRAD_READY_WAIT, "owner sums a receive slot without waiting for its writer")                 \
+    X(GRAD_SKIP_LAST, "owner leaves the last writer out of the sum")                               \
+    X(ARENA_NOMEM, "symmetric memory is refused on this rank")                                     \
+    X(POISON, "a failing rank does not tell the others")
+
+#ifdef COFI_FAULTS
+bool cofi_fault_is_on(const char *step, int rank);
+#define COFI_FAULT(step, rank) cofi_fault_is_on(#step, rank)
+#else
+#define COFI_FAULT(step, rank) ((void)(rank), false)
+#endif
+
+#endif

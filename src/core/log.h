@@ -1,0 +1,12 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+/* Log lines, with levels by how often they occur. Nothing above COFI_LOG_PLAN is logged in a run. */
+#ifndef COFI_LOG_H
+#define COFI_LOG_H
+
+enum { COFI_LOG_ERROR = 1, COFI_LOG_PROCESS = 2, COFI_LOG_PLAN = 3, COFI_LOG_RUN = 4,
+       COFI_LOG_PHASE = 5 };
+
+void cofi_log(int level, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+#endif

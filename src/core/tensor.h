@@ -1,0 +1,56 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+/* Checks of caller's tensor views. Each names the argument, the value seen and the rule. */
+#ifndef COFI_TENSOR_H
+#define COFI_TENSOR_H
+
+#include <stdbool.h>
+
+#include "cofuse/tensor.h"
+
+static inline bool cofi_dtype_equal(cof_dtype a, cof_dtype b)
+{
+    return a.code == b.code && a.bits == b.bits && a.lanes == b.lanes;
+}
+
+static inline int64_t cofi_dtype_bytes(cof_dtype t)
+{
+    return (t.bits * t.lanes + 7) / 8;
+}
+
+/* First element, byte_offset applied. */
+static inline void *cofi_tensor_data(const cof_tensor *t)
+{
+    return (char *)t->data + t->byte_offset;
+}
+
+static inline int64_t cofi_tensor_elements(const cof_tensor *t)
+{
+    int64_t n = 1;
+    for (int i = 0; i < t->ndim; i++)
+        n *= t->shape[i];
+    return n;
+}
+
+/* The strides in force (elements), whether given or implied. */
+void cofi_tensor_strides(const cof_tensor *t, int64_t *strides_out);
+
+/* What an argument must be. dims: names of the dimensions for the text, one letter or word each. */
+struct cofi_tensor_rule {
+    const char *name;        /* argument name */
+    cof_dtype dtype;
+    int ndim;
+    const int64_t *shape;
+    const char *const *dims;
+};
+
+/* COF_ERR_INVALID or COF_ERR_UNSUPPORTED (device, dtype, innermost stride), else COF_OK.
+ * Strides: the last dim must be contiguous, no stride negative, rows must not overlap. A view
+ * without elements needs no data. */
+cof_status cofi_tensor_check(const cof_tensor *t, const struct cofi_tensor_rule *rule);
+
+/* COF_ERR_INVALID when the memory spans of a and b meet; the names are for the text. */
+cof_status cofi_tensor_check_apart(const cof_tensor *a, const char *a_name, const cof_tensor *b,
+                                   const char *b_name);
+
+#endif
