@@ -1,0 +1,421 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+/* The vector kernels of vec.h, compiled once per instruction set:
+ *     -DCOFI_VEC_SUFFIX=scalar -DCOFI_VEC_WIDTH=4     the baseline: any compiler's 128-bit vectors
+ *     -DCOFI_VEC_SUFFIX=avx2   -DCOFI_VEC_WIDTH=8     with -mavx2 -mfma
+ *     -DCOFI_VEC_SUFFIX=avx512 -DCOFI_VEC_WIDTH=16    with -mavx512f and its kin
+ *
+ * A tail shorter than a vector goes through a vector on the stack, by the same arithmetic, so an
+ * element's result depends on its value alone, and nothing past n is read or written. Sums depend
+ * on n, the width and the order of elements. Never compile this with -ffast-math: NaN tests are
+ * x != x, and rounding to an integer adds and subtracts 1.5 * 2^23. */
+#include <stdint.h>
+
+#include "backend/cpu/vec.h"
+
+#ifndef COFI_VEC_SUFFIX
+#define COFI_VEC_SUFFIX scalar
+#define COFI_VEC_WIDTH 4
+#endif
+
+#ifdef __FAST_MATH__
+#error "vec_tmpl.c relies on IEEE arithmetic"
+#endif
+
+/* Vectors wider than the target's registers pass between inlined functions only. */
+#pragma GCC diagnostic ignored "-Wpsabi"
+
+#define W COFI_VEC_WIDTH
+#define N_UNROLL 4 /* enough independent sums to hide the latency of an addition */
+#define N_EXP 4    /* vectors of one exp_block; even */
+#define EACH for (int u = 0; u < N_EXP; u++)
+#define EACH_PAIR for (int u = 0; u < N_EXP; u += 2)
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float vf __attribute__((vector_size(4 * W)));
+typedef int32_t vi __attribute__((vector_size(4 * W)));
+typedef uint32_t vu __attribute__((vector_size(4 * W)));
+typedef uint16_t vh __attribute__((vector_size(2 * W)));
+typedef uint16_t vh2 __attribute__((vector_size(4 * W)));
+typedef float vf_mem __attribute__((vector_size(4 * W), aligned(4), may_alias));
+typedef uint16_t vh_mem __attribute__((vector_size(2 * W), aligned(2), may_alias));
+typedef uint16_t vh2_mem __attribute__((vector_size(4 * W), aligned(2), may_alias));
+
+#define ODD_LANES_4 1, 3, 5, 7
+#define ODD_LANES_8 ODD_LANES_4, 9, 11, 13, 15
+#define ODD_LANES_16 ODD_LANES_8, 17, 19, 21, 23, 25, 27, 29, 31
+#define ODD_LANES_32                                                                               \
+    ODD_LANES_16, 33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63
+#define ODD_LANES_JOIN(n) ODD_LANES_##n
+#define ODD_LANES(n) ODD_LANES_JOIN(n)
+
+INLINE vf splat(float x)
+{
+    return x - (vf){0};
+}
+
+INLINE vf load(const float *src)
+{
+    return *(const vf_mem *)src;
+}
+
+INLINE void store(float *dst, vf x)
+{
+    *(vf_mem *)dst = x;
+}
+
+INLINE vf blend(vi mask, vf yes, vf no)
+{
+    return (vf)((mask & (vi)yes) | (~mask & (vi)no));
+}
+
+INLINE vf widen(vh x)
+{
+    return (vf)(__builtin_convertvector(x, vu) << 16);
+}
+
+INLINE vf load_bf16(const uint16_t *src)
+{
+    return widen(*(const vh_mem *)src);
+}
+
+/* To nearest, ties to even, in the upper half; a NaN becomes quiet and keeps its upper payload. */
+INLINE vu round_bf16(vf x)
+{
+    vu bits = (vu)x;
+    vu rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+    return (vu)blend((vi)(x != x), (vf)(bits | 0x400000u), (vf)rounded);
+}
+
+/* The upper halves are the odd 16-bit lanes (little-endian). */
+INLINE void store_bf16(uint16_t *dst, vf x)
+{
+    vh2 bits = (vh2)round_bf16(x);
+    *(vh_mem *)dst = __builtin_shufflevector(bits, bits, ODD_LANES(W));
+}
+
+/* Two vectors in one store take half the shuffles. */
+INLINE void store_pair_bf16(uint16_t *dst, vf x0, vf x1)
+{
+    vh2 bits0 = (vh2)round_bf16(x0), bits1 = (vh2)round_bf16(x1);
+#if W == 4
+    *(vh2_mem *)dst = __builtin_shufflevector(bits0, bits1, ODD_LANES(8));
+#elif W == 8
+    *(vh2_mem *)dst = __builtin_shufflevector(bits0, bits1, ODD_LANES(16));
+#else
+    *(vh2_mem *)dst = __builtin_shufflevector(bits0, bits1, ODD_LANES(32));
+#endif
+}
+
+/* The first n < W elements, then `fill`. */
+INLINE vf load_part(const float *src, int64_t n, float fill)
+{
+    float lanes[W];
+    for (int i = 0; i < W; i++)
+        lanes[i] = i < n ? src[i] : fill;
+    return load(lanes);
+}
+
+INLINE void store_part(float *dst, vf x, int64_t n)
+{
+    float lanes[W];
+    store(lanes, x);
+    for (int64_t i = 0; i < n; i++)
+        dst[i] = lanes[i];
+}
+
+INLINE vf load_part_bf16(const uint16_t *src, int64_t n)
+{
+    uint16_t lanes[W];
+    for (int i = 0; i < W; i++)
+        lanes[i] = i < n ? src[i] : 0;
+    return load_bf16(lanes);
+}
+
+INLINE void store_part_bf16(uint16_t *dst, vf x, int64_t n)
+{
+    uint16_t lanes[W];
+    store_bf16(lanes, x);
+    for (int64_t i = 0; i < n; i++)
+        dst[i] = lanes[i];
+}
+
+/* Pairs of halves: lane j meets lane j + W/2, and so on. */
+INLINE float sum_lanes(vf x)
+{
+    float lanes[W];
+    store(lanes, x);
+    for (int half = W / 2; half; half /= 2)
+        for (int i = 0; i < half; i++)
+            lanes[i] += lanes[i + half];
+    return lanes[0];
+}
+
+INLINE float sum_all(const vf sums[N_UNROLL])
+{
+    return sum_lanes((sums[0] + sums[1]) + (sums[2] + sums[3]));
+}
+
+/* x[u] = exp(x[u]) for N_EXP vectors, step by step over all of them: one exp is a chain of some 50
+ * cycles, and a processor looks ahead over few such chains.
+ *
+ * exp(x) = 2^k e^r with k = round(x / ln 2) and |r| <= ln 2 / 2. ln 2 is subtracted in two parts,
+ * the first of 9 bits so that k times it is exact. e^r = 1 + r + r^2 q(r), q minimax of degree 4:
+ * relative error below 2^-28. 2^k is applied as 2^floor(k/2) 2^ceil(k/2): k runs from -150 to
+ * 128, beyond one fp32 factor. Only the last product rounds when the result is subnormal.
+ *
+ * Adding `magic` leaves k + 254 in the low 9 bits of the sum: halved, it is an exponent with its
+ * bias of 127, and the shift by 23 drops the rest. Past the clamps the result is 0 or inf by
+ * itself: e^-104 < 2^-150, e^89 > 2^128. NaN fails every comparison and stays NaN in products. */
+INLINE void exp_block(vf x[N_EXP])
+{
+    const float magic = 12582912.0f + 254.0f; /* 1.5 * 2^23 + 254 */
+    vf whole[N_EXP], square[N_EXP], e[N_EXP];
+    vu bits[N_EXP], half[N_EXP];
+    EACH x[u] = blend((vi)(x[u] < -104.0f), splat(-104.0f), x[u]);
+    EACH x[u] = blend((vi)(x[u] > 89.0f), splat(89.0f), x[u]);
+    EACH whole[u] = x[u] * 1.44269504f + magic;
+    EACH bits[u] = (vu)whole[u];
+    EACH whole[u] -= magic;
+    EACH x[u] -= whole[u] * 0.693359375f;
+    EACH x[u] -= whole[u] * -2.12194440e-4f;
+    EACH square[u] = x[u] * x[u];
+    EACH e[u] = x[u] * 8.368745446e-3f + 4.166838899e-2f;
+    EACH e[u] = square[u] * 1.381454058e-3f + e[u];
+    EACH e[u] = e[u] * square[u] + (x[u] * 1.666652113e-1f + 4.999999404e-1f);
+    EACH e[u] = e[u] * square[u] + (x[u] + 1.0f);
+    EACH half[u] = bits[u] >> 1;
+    EACH e[u] *= (vf)(half[u] << 23);
+    EACH x[u] = e[u] * (vf)((bits[u] - half[u]) << 23);
+}
+
+INLINE vf exp_one(vf x)
+{
+    vf block[N_EXP];
+    for (int u = 0; u < N_EXP; u++)
+        block[u] = x;
+    exp_block(block);
+    return block[0];
+}
+
+static void bf16_to_f32(float *dst, const uint16_t *src, int64_t n)
+{
+    int64_t i = 0;
+    for (; i + W <= n; i += W)
+        store(dst + i, load_bf16(src + i));
+    if (i < n)
+        store_part(dst + i, load_part_bf16(src + i, n - i), n - i);
+}
+
+static void f32_to_bf16(uint16_t *dst, const float *src, int64_t n)
+{
+    int64_t i = 0;
+    for (; i + 2 * W <= n; i += 2 * W)
+        store_pair_bf16(dst + i, load(src + i), load(src + i + W));
+    for (; i + W <= n; i += W)
+        store_bf16(dst + i, load(src + i));
+    if (i < n)
+        store_part_bf16(dst + i, load_part(src + i, n - i, 0), n - i);
+}
+
+static void add_f32(float *dst, const float *src, int64_t n)
+{
+    int64_t i = 0;
+    for (; i + W <= n; i += W)
+        store(dst + i, load(dst + i) + load(src + i));
+    if (i < n)
+        store_part(dst + i, load_part(dst + i, n - i, 0) + load_part(src + i, n - i, 0), n - i);
+}
+
+static void add_bf16(float *dst, const uint16_t *src, int64_t n)
+{
+    int64_t i = 0;
+    for (; i + W <= n; i += W)
+        store(dst + i, load(dst + i) + load_bf16(src + i));
+    if (i < n)
+        store_part(dst + i, load_part(dst + i, n - i, 0) + load_part_bf16(src + i, n - i), n - i);
+}
+
+static void scale(float *x, float factor, int64_t n)
+{
+    int64_t i = 0;
+    for (; i + W <= n; i += W)
+        store(x + i, load(x + i) * factor);
+    if (i < n)
+        store_part(x + i, load_part(x + i, n - i, 0) * factor, n - i);
+}
+
+static float dot_f32(const float *a, const float *b, int64_t n)
+{
+    vf sums[N_UNROLL] = {{0}};
+    int64_t i = 0;
+    for (; i + N_UNROLL * W <= n; i += N_UNROLL * W)
+        for (int u = 0; u < N_UNROLL; u++)
+            sums[u] += load(a + i + u * W) * load(b + i + u * W);
+    for (; i + W <= n; i += W)
+        sums[0] += load(a + i) * load(b + i);
+    if (i < n)
+        sums[1] += load_part(a + i, n - i, 0) * load_part(b + i, n - i, 0);
+    return sum_all(sums);
+}
+
+static float dot_bf16(const uint16_t *a, const uint16_t *b, int64_t n)
+{
+    vf sums[N_UNROLL] = {{0}};
+    int64_t i = 0;
+    for (; i + N_UNROLL * W <= n; i += N_UNROLL * W)
+        for (int u = 0; u < N_UNROLL; u++)
+            sums[u] += load_bf16(a + i + u * W) * load_bf16(b + i + u * W);
+    for (; i + W <= n; i += W)
+        sums[0] += load_bf16(a + i) * load_bf16(b + i);
+    if (i < n)
+        sums[1] += load_part_bf16(a + i, n - i) * load_part_bf16(b + i, n - i);
+    return sum_all(sums);
+}
+
+/* A NaN in `top` stays: nothing is greater than it. */
+INLINE vf max_keeping_nan(vf top, vf x)
+{
+    return blend((vi)(x > top) | (vi)(x != x), x, top);
+}
+
+static float max(const float *s, int64_t n)
+{
+    vf tops[N_UNROLL];
+    for (int u = 0; u < N_UNROLL; u++)
+        tops[u] = splat(-__builtin_inff());
+    int64_t i = 0;
+    for (; i + N_UNROLL * W <= n; i += N_UNROLL * W)
+        for (int u = 0; u < N_UNROLL; u++)
+            tops[u] = max_keeping_nan(tops[u], load(s + i + u * W));
+    for (; i + W <= n; i += W)
+        tops[0] = max_keeping_nan(tops[0], load(s + i));
+    if (i < n)
+        tops[1] = max_keeping_nan(tops[1], load_part(s + i, n - i, -__builtin_inff()));
+
+    float lanes[W], top = -__builtin_inff();
+    store(lanes, max_keeping_nan(max_keeping_nan(tops[0], tops[1]),
+                                 max_keeping_nan(tops[2], tops[3])));
+    for (int j = 0; j < W; j++)
+        top = lanes[j] > top || lanes[j] != lanes[j] ? lanes[j] : top;
+    return top;
+}
+
+/* Zeroes the lanes from n on, which a tail must not add to the sum. */
+INLINE vf cut(vf x, int64_t n)
+{
+    float lanes[W];
+    store(lanes, x);
+    return load_part(lanes, n, 0);
+}
+
+static float exp_f32(float *p, const float *s, float scale, float shift, int64_t n)
+{
+    vf sums[N_UNROLL] = {{0}};
+    int64_t i = 0;
+    for (; i + N_EXP * W <= n; i += N_EXP * W) {
+        vf x[N_EXP];
+        EACH x[u] = load(s + i + u * W) * scale - shift;
+        exp_block(x);
+        EACH store(p + i + u * W, x[u]);
+        EACH sums[u] += x[u];
+    }
+    for (; i + W <= n; i += W) {
+        vf e = exp_one(load(s + i) * scale - shift);
+        store(p + i, e);
+        sums[0] += e;
+    }
+    if (i < n) {
+        vf e = exp_one(load_part(s + i, n - i, 0) * scale - shift);
+        store_part(p + i, e, n - i);
+        sums[1] += cut(e, n - i);
+    }
+    return sum_all(sums);
+}
+
+static float exp_bf16(uint16_t *p, const float *s, float scale, float shift, int64_t n)
+{
+    vf sums[N_UNROLL] = {{0}};
+    int64_t i = 0;
+    for (; i + N_EXP * W <= n; i += N_EXP * W) {
+        vf x[N_EXP];
+        EACH x[u] = load(s + i + u * W) * scale - shift;
+        exp_block(x);
+        EACH_PAIR store_pair_bf16(p + i + u * W, x[u], x[u + 1]);
+        EACH sums[u] += x[u];
+    }
+    for (; i + W <= n; i += W) {
+        vf e = exp_one(load(s + i) * scale - shift);
+        store_bf16(p + i, e);
+        sums[0] += e;
+    }
+    if (i < n) {
+        vf e = exp_one(load_part(s + i, n - i, 0) * scale - shift);
+        store_part_bf16(p + i, e, n - i);
+        sums[1] += cut(e, n - i);
+    }
+    return sum_all(sums);
+}
+
+static void softmax_grad_f32(float *p, float *ds, const float *s, const float *dp, float scale,
+                             float lse, float delta, int64_t n)
+{
+    int64_t i = 0;
+    for (; i + N_EXP * W <= n; i += N_EXP * W) {
+        vf x[N_EXP], d[N_EXP];
+        EACH x[u] = load(s + i + u * W) * scale - lse;
+        exp_block(x);
+        EACH d[u] = x[u] * (load(dp + i + u * W) - delta) * scale;
+        EACH store(p + i + u * W, x[u]);
+        EACH store(ds + i + u * W, d[u]);
+    }
+    for (int64_t k; i < n; i += k) {
+        k = n - i < W ? n - i : W;
+        vf e = exp_one(load_part(s + i, k, 0) * scale - lse);
+        vf d = e * (load_part(dp + i, k, 0) - delta) * scale;
+        store_part(p + i, e, k);
+        store_part(ds + i, d, k);
+    }
+}
+
+static void softmax_grad_bf16(uint16_t *p, uint16_t *ds, const float *s, const float *dp,
+                              float scale, float lse, float delta, int64_t n)
+{
+    int64_t i = 0;
+    for (; i + N_EXP * W <= n; i += N_EXP * W) {
+        vf x[N_EXP], d[N_EXP];
+        EACH x[u] = load(s + i + u * W) * scale - lse;
+        exp_block(x);
+        EACH d[u] = x[u] * (load(dp + i + u * W) - delta) * scale;
+        EACH_PAIR store_pair_bf16(p + i + u * W, x[u], x[u + 1]);
+        EACH_PAIR store_pair_bf16(ds + i + u * W, d[u], d[u + 1]);
+    }
+    for (int64_t k; i < n; i += k) {
+        k = n - i < W ? n - i : W;
+        vf e = exp_one(load_part(s + i, k, 0) * scale - lse);
+        vf d = e * (load_part(dp + i, k, 0) - delta) * scale;
+        store_part_bf16(p + i, e, k);
+        store_part_bf16(ds + i, d, k);
+    }
+}
+
+#define JOIN_TEXT(a, b) a##b
+#define JOIN(a, b) JOIN_TEXT(a, b)
+#define TEXT_OF(a) #a
+#define TEXT(a) TEXT_OF(a)
+
+const struct cofi_vec_ops JOIN(cofi_vec_, COFI_VEC_SUFFIX) = {
+    .name = TEXT(COFI_VEC_SUFFIX),
+    .bf16_to_f32 = bf16_to_f32,
+    .f32_to_bf16 = f32_to_bf16,
+    .add_f32 = add_f32,
+    .add_bf16 = add_bf16,
+    .scale = scale,
+    .dot_f32 = dot_f32,
+    .dot_bf16 = dot_bf16,
+    .max = max,
+    .exp_f32 = exp_f32,
+    .exp_bf16 = exp_bf16,
+    .softmax_grad_f32 = softmax_grad_f32,
+    .softmax_grad_bf16 = softmax_grad_bf16,
+};
