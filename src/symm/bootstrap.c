@@ -1,0 +1,332 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+/* How the ranks of one host find each other.
+ *
+ *   1  Every rank gets a socket to rank 0: inherited from the launcher (COFUSE_FDS), or by an
+ *      abstract unix address named by a hash of user and job, where rank 0 listens.
+ *   2  Every rank says hello; rank 0 checks that all are there and agree.
+ *   3  Rank 0 hands a socketpair to every other pair of ranks, so that each sees each die.
+ *   4  Rank 0 sends the table of hellos, or the error that all of them return.
+ *
+ * Other ranks wait a little longer than rank 0 does, so that its error, which names the missing
+ * ranks, reaches them. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "core/clock.h"
+#include "core/config.h"
+#include "core/hash.h"
+#include "symm/symm.h"
+
+#define HELLO_MAGIC UINT64_C(0x636f667573653031) /* "cofuse01" */
+#define GRACE_NS INT64_C(2000000000)
+
+struct verdict {
+    int32_t status;
+    char text[COFI_ERROR_TEXT_BYTES];
+};
+
+/* ---- 1: a socket to rank 0 -------------------------------------------------------------------- */
+
+static cof_status parse_fds(cof_world *w, const char *text)
+{
+    const char *at = text;
+    for (int r = 0; r < w->n_ranks; r++) {
+        char *end;
+        long fd = strtol(at, &end, 10);
+        COF_FAIL_IF(end == at || fd < -1 || fd > INT32_MAX || (*end && *end != ','),
+                    COF_ERR_INVALID, "variable COFUSE_FDS = \"%s\": wanted %d numbers", text,
+                    w->n_ranks);
+        bool wanted = r != w->rank && (r == 0 || w->rank == 0);
+        COF_FAIL_IF(wanted && fd < 0, COF_ERR_INVALID,
+                    "variable COFUSE_FDS = \"%s\": no descriptor for rank %d", text, r);
+        w->socket[r] = wanted ? (int)fd : -1;
+        if (wanted)
+            fcntl((int)fd, F_SETFD, FD_CLOEXEC); /* not for the children of this process */
+        at = *end ? end + 1 : end;
+    }
+    return COF_OK;
+}
+
+static socklen_t abstract_address(const cof_world *w, struct sockaddr_un *address)
+{
+    uint64_t hash = cofi_hash_u64(COFI_HASH_SEED, (uint64_t)getuid());
+    hash = cofi_hash(hash, w->job, strlen(w->job));
+    *address = (struct sockaddr_un){.sun_family = AF_UNIX};
+    int n = snprintf(address->sun_path + 1, sizeof address->sun_path - 1, "cofuse-%016llx",
+                     (unsigned long long)hash);
+    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
+}
+
+static cof_status check_user(int socket)
+{
+    struct ucred peer;
+    socklen_t bytes = sizeof peer;
+    COF_FAIL_IF(getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0, COF_ERR_SYSTEM,
+                "bootstrap: peer credentials: %s", strerror(errno));
+    COF_FAIL_IF(peer.uid != getuid(), COF_ERR_INVALID,
+                "bootstrap: a process of user %d answered, wanted user %d", (int)peer.uid,
+                (int)getuid());
+    return COF_OK;
+}
+
+/* Rank i: connects as soon as rank 0 listens. */
+static cof_status connect_to_rank0(cof_world *w, int64_t deadline)
+{
+    struct sockaddr_un address;
+    socklen_t bytes = abstract_address(w, &address);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    COF_FAIL_IF(fd < 0, COF_ERR_SYSTEM, "bootstrap: socket: %s", strerror(errno));
+    w->socket[0] = fd;
+    while (connect(fd, (struct sockaddr *)&address, bytes) != 0) {
+        COF_FAIL_IF(errno != ECONNREFUSED && errno != EAGAIN && errno != EINTR, COF_ERR_SYSTEM,
+                    "bootstrap: connect to rank 0 of job \"%s\": %s", w->job, strerror(errno));
+        COF_FAIL_IF(deadline != COFI_NEVER && cofi_now() >= deadline, COF_ERR_TIMEOUT,
+                    "bootstrap: rank 0 of job \"%s\" did not arrive within %g s", w->job,
+                    w->init_timeout);
+        nanosleep(&(struct timespec){0, 5000000}, NULL);
+    }
+    return check_user(fd);
+}
+
+static cof_status listen_as_rank0(cof_world *w, int *listener_out)
+{
+    struct sockaddr_un address;
+    socklen_t bytes = abstract_address(w, &address);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    *listener_out = fd;
+    COF_FAIL_IF(fd < 0, COF_ERR_SYSTEM, "bootstrap: socket: %s", strerror(errno));
+    COF_FAIL_IF(bind(fd, (struct sockaddr *)&address, bytes) != 0 && errno == EADDRINUSE,
+                COF_ERR_INVALID, "job: \"%s\" is in use by another rank 0 of this user", w->job);
+    COF_FAIL_IF(listen(fd, w->n_ranks) != 0, COF_ERR_SYSTEM, "bootstrap: listen: %s",
+                strerror(errno));
+    return COF_OK;
+}
+
+/* ---- 2: hellos -------------------------------------------------------------------------------- */
+
+static cof_status check_hello(const cof_world *w, const struct cofi_hello *h)
+{
+    const struct cofi_hello *own = &w->hello[w->rank];
+    COF_FAIL_IF(h->magic != HELLO_MAGIC, COF_ERR_MISMATCH, "bootstrap: a stranger connected");
+    COF_FAIL_IF(h->version != own->version, COF_ERR_MISMATCH,
+                "rank %d has Cofuse version %u, rank 0 has %u", h->rank, h->version, own->version);
+    COF_FAIL_IF(h->n_ranks != w->n_ranks, COF_ERR_MISMATCH, "rank %d has n_ranks = %d, rank 0 has %d",
+                h->rank, h->n_ranks, w->n_ranks);
+    COF_FAIL_IF(h->engine != own->engine, COF_ERR_MISMATCH, "rank %d has engine %u, rank 0 has %u",
+                h->rank, h->engine, own->engine);
+    COF_FAIL_IF(h->rank <= 0 || h->rank >= w->n_ranks, COF_ERR_MISMATCH,
+                "a rank calls itself %d in a world of %d", h->rank, w->n_ranks);
+    COF_FAIL_IF(w->hello[h->rank].magic == HELLO_MAGIC, COF_ERR_MISMATCH,
+                "two ranks call themselves rank %d", h->rank);
+    return COF_OK;
+}
+
+/* "2, 5, 6": ranks that have not said hello. */
+static void missing_ranks(const cof_world *w, char *text, size_t bytes)
+{
+    size_t used = 0;
+    text[0] = '\0';
+    for (int r = 0; r < w->n_ranks && used + 16 < bytes; r++)
+        if (w->hello[r].magic != HELLO_MAGIC)
+            used += (size_t)snprintf(text + used, bytes - used, "%s%d", used ? ", " : "", r);
+}
+
+/* `rank`: whose socket it was, -1 when that is not known. */
+static cof_status hello_error(const cof_world *w, cof_status status, int rank)
+{
+    char missing[200];
+    missing_ranks(w, missing, sizeof missing);
+    if (status == COF_ERR_TIMEOUT)
+        return COF_FAIL(status, "world of %d: within %g s these ranks did not arrive: %s", w->n_ranks,
+                        w->init_timeout, missing);
+    COF_FAIL_IF(rank >= 0, status, "world of %d: rank %d went away before it joined", w->n_ranks, rank);
+    return COF_FAIL(status, "world of %d: a rank went away while joining, one of: %s", w->n_ranks,
+                    missing);
+}
+
+static cof_status take_hello(cof_world *w, int socket, int expected, int *rank_out, int64_t deadline)
+{
+    struct cofi_hello h;
+    cof_status status = cofi_link_recv(socket, &h, sizeof h, deadline);
+    if (status != COF_OK)
+        return hello_error(w, status, expected);
+    COF_TRY(check_hello(w, &h));
+    w->hello[h.rank] = h;
+    *rank_out = h.rank;
+    return COF_OK;
+}
+
+static cof_status gather_inherited(cof_world *w, int64_t deadline)
+{
+    /* By arrival, so that the ranks that are there are counted before the deadline ends it. */
+    struct pollfd *p = calloc((size_t)w->n_ranks, sizeof *p);
+    COF_FAIL_IF(!p, COF_ERR_NOMEM, "bootstrap: no memory");
+    cof_status status = COF_OK;
+    for (int left = w->n_ranks - 1; left > 0 && status == COF_OK;) {
+        for (int r = 0; r < w->n_ranks; r++)
+            p[r] = (struct pollfd){.fd = w->hello[r].magic ? -1 : w->socket[r], .events = POLLIN};
+        int64_t rest = deadline == COFI_NEVER ? 1000000000 : deadline - cofi_now();
+        if (rest <= 0) {
+            status = hello_error(w, COF_ERR_TIMEOUT, -1);
+            break;
+        }
+        poll(p, (nfds_t)w->n_ranks, (int)(rest / 1000000 > 1000 ? 1000 : rest / 1000000 + 1));
+        for (int r = 1; r < w->n_ranks && status == COF_OK; r++)
+            if (p[r].fd >= 0 && p[r].revents) {
+                int rank = -1;
+                status = take_hello(w, w->socket[r], r, &rank, deadline);
+                if (status == COF_OK && rank != r)
+                    status = COF_FAIL(COF_ERR_MISMATCH, "rank %d sits on the socket of rank %d", rank,
+                                      r);
+                left--;
+            }
+    }
+    free(p);
+    return status;
+}
+
+static cof_status gather_accepted(cof_world *w, int listener, int64_t deadline)
+{
+    for (int left = w->n_ranks - 1; left > 0;) {
+        int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+        if (fd < 0) {
+            struct pollfd p = {.fd = listener, .events = POLLIN};
+            if (deadline != COFI_NEVER && cofi_now() >= deadline)
+                return hello_error(w, COF_ERR_TIMEOUT, -1);
+            COF_FAIL_IF(errno != EAGAIN && errno != EINTR && errno != ECONNABORTED, COF_ERR_SYSTEM,
+                        "bootstrap: accept: %s", strerror(errno));
+            poll(&p, 1, 10);
+            continue;
+        }
+        int rank = -1;
+        cof_status status = check_user(fd);
+        if (status == COF_OK)
+            status = take_hello(w, fd, -1, &rank, deadline);
+        if (status != COF_OK) {
+            struct verdict v = {status, ""};
+            snprintf(v.text, sizeof v.text, "%s", cof_last_error());
+            cofi_link_send(fd, &v, sizeof v, cofi_now() + GRACE_NS);
+            close(fd);
+            return status;
+        }
+        w->socket[rank] = fd;
+        left--;
+    }
+    return COF_OK;
+}
+
+/* ---- 3: a socket between every other pair ----------------------------------------------------- */
+
+static cof_status hand_out_pair(cof_world *w, int i, int j, int64_t deadline)
+{
+    int pair[2];
+    int32_t peer_of[2] = {j, i};
+    COF_FAIL_IF(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0, COF_ERR_SYSTEM,
+                "bootstrap: socketpair: %s", strerror(errno));
+    cof_status status = COF_OK;
+    for (int side = 0; side < 2; side++) {
+        int to = side ? j : i;
+        if (status == COF_OK)
+            status = cofi_link_send_fd(w->socket[to], pair[side], &peer_of[side], sizeof peer_of[0],
+                                       deadline);
+        close(pair[side]);
+        if (status != COF_OK)
+            return COF_FAIL(status, "world of %d: rank %d went away while joining", w->n_ranks, to);
+    }
+    return COF_OK;
+}
+
+static cof_status receive_sockets(cof_world *w, int64_t deadline)
+{
+    for (int n = 0; n < w->n_ranks - 2; n++) {
+        int32_t peer = -1;
+        int fd = -1;
+        cof_status status = cofi_link_recv_fd(w->socket[0], &fd, &peer, sizeof peer, deadline);
+        if (status == COF_OK && (peer <= 0 || peer >= w->n_ranks || w->socket[peer] >= 0))
+            status = COF_ERR_SYSTEM;
+        if (status != COF_OK) {
+            if (fd >= 0)
+                close(fd);
+            return COF_FAIL(status, "world of %d: no socket from rank 0 (%s)", w->n_ranks,
+                            cof_status_text(status));
+        }
+        w->socket[peer] = fd;
+    }
+    return COF_OK;
+}
+
+/* ---- 4: both sides ---------------------------------------------------------------------------- */
+
+static void send_verdict(cof_world *w, cof_status status)
+{
+    struct verdict v = {status, ""};
+    if (status != COF_OK)
+        snprintf(v.text, sizeof v.text, "%s", cof_last_error());
+    for (int r = 1; r < w->n_ranks; r++)
+        if (w->socket[r] >= 0)
+            cofi_link_send(w->socket[r], &v, sizeof v, cofi_now() + GRACE_NS);
+}
+
+static cof_status bootstrap_rank0(cof_world *w, bool inherited, int64_t deadline)
+{
+    int listener = -1;
+    cof_status status = inherited ? COF_OK : listen_as_rank0(w, &listener);
+    if (status == COF_OK)
+        status = inherited ? gather_inherited(w, deadline) : gather_accepted(w, listener, deadline);
+    if (listener >= 0)
+        close(listener);
+    send_verdict(w, status);
+    COF_TRY(status);
+    for (int i = 1; i < w->n_ranks; i++)
+        for (int j = i + 1; j < w->n_ranks; j++)
+            COF_TRY(hand_out_pair(w, i, j, deadline));
+    for (int r = 1; r < w->n_ranks; r++) {
+        status = cofi_link_send(w->socket[r], w->hello, (size_t)w->n_ranks * sizeof w->hello[0],
+                                deadline);
+        COF_FAIL_IF(status != COF_OK, status, "world of %d: rank %d went away while joining",
+                    w->n_ranks, r);
+    }
+    return COF_OK;
+}
+
+static cof_status bootstrap_other(cof_world *w, bool inherited, int64_t deadline)
+{
+    if (!inherited)
+        COF_TRY(connect_to_rank0(w, deadline));
+    struct verdict v;
+    int64_t patience = deadline == COFI_NEVER ? COFI_NEVER : deadline + GRACE_NS;
+    cof_status status = cofi_link_send(w->socket[0], &w->hello[w->rank], sizeof w->hello[0], deadline);
+    if (status == COF_OK)
+        status = cofi_link_recv(w->socket[0], &v, sizeof v, patience);
+    COF_FAIL_IF(status != COF_OK, status, "world of %d: rank 0 %s", w->n_ranks,
+                status == COF_ERR_TIMEOUT ? "did not answer in time" : "went away while joining");
+    v.text[sizeof v.text - 1] = '\0';
+    if (v.status != COF_OK)
+        return cofi_fail_text((cof_status)v.status, v.text);
+    COF_TRY(receive_sockets(w, patience));
+    status = cofi_link_recv(w->socket[0], w->hello, (size_t)w->n_ranks * sizeof w->hello[0], patience);
+    COF_FAIL_IF(status != COF_OK, status, "world of %d: rank 0 went away while joining", w->n_ranks);
+    return COF_OK;
+}
+
+cof_status cofi_bootstrap(cof_world *w, int64_t deadline)
+{
+    w->hello[w->rank].magic = HELLO_MAGIC;
+    if (w->n_ranks == 1)
+        return COF_OK;
+    bool inherited = w->job[0] == '\0';
+    if (inherited)
+        COF_TRY(parse_fds(w, cofi_config_text(COFI_VAR_FDS)));
+    return w->rank == 0 ? bootstrap_rank0(w, inherited, deadline)
+                        : bootstrap_other(w, inherited, deadline);
+}

@@ -1,0 +1,168 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE
+#include "symm/links.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+
+#include "core/clock.h"
+
+static const char bye[8] = {'c', 'o', 'f', 'B', 'y', 'e', '\r', '\n'};
+
+/* Waits for `events`; a hang-up counts as ready, the transfer then reports it. */
+static cof_status wait_for(int socket, short events, int64_t deadline)
+{
+    for (;;) {
+        int ms = -1;
+        if (deadline != COFI_NEVER) {
+            int64_t left = (deadline - cofi_now() + 999999) / 1000000;
+            ms = left <= 0 ? 0 : left > 1000000 ? 1000000 : (int)left;
+        }
+        struct pollfd p = {.fd = socket, .events = events};
+        int n = poll(&p, 1, ms);
+        if (n > 0)
+            return COF_OK;
+        if (n < 0 && errno != EINTR)
+            return COF_ERR_SYSTEM;
+        if (deadline != COFI_NEVER && cofi_now() >= deadline)
+            return COF_ERR_TIMEOUT;
+    }
+}
+
+cof_status cofi_link_wait(int socket, int64_t deadline)
+{
+    return wait_for(socket, POLLIN, deadline);
+}
+
+static cof_status transfer_error(void)
+{
+    return errno == EPIPE || errno == ECONNRESET ? COF_ERR_PEER_DEAD : COF_ERR_SYSTEM;
+}
+
+cof_status cofi_link_send(int socket, const void *data, size_t bytes, int64_t deadline)
+{
+    const char *at = data;
+    while (bytes > 0) {
+        ssize_t n = send(socket, at, bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (n >= 0) {
+            at += n;
+            bytes -= (size_t)n;
+        } else if (errno == EAGAIN) {
+            cof_status status = wait_for(socket, POLLOUT, deadline);
+            if (status != COF_OK)
+                return status;
+        } else if (errno != EINTR) {
+            return transfer_error();
+        }
+    }
+    return COF_OK;
+}
+
+cof_status cofi_link_recv(int socket, void *data, size_t bytes, int64_t deadline)
+{
+    char *at = data;
+    while (bytes > 0) {
+        ssize_t n = recv(socket, at, bytes, MSG_DONTWAIT);
+        if (n > 0) {
+            at += n;
+            bytes -= (size_t)n;
+        } else if (n == 0) {
+            return COF_ERR_PEER_DEAD;
+        } else if (errno == EAGAIN) {
+            cof_status status = wait_for(socket, POLLIN, deadline);
+            if (status != COF_OK)
+                return status;
+        } else if (errno != EINTR) {
+            return transfer_error();
+        }
+    }
+    return COF_OK;
+}
+
+union fd_control {
+    char bytes[CMSG_SPACE(sizeof(int))];
+    struct cmsghdr align;
+};
+
+/* The first byte carries the descriptor, the rest follows as plain data. */
+cof_status cofi_link_send_fd(int socket, int fd, const void *data, size_t bytes, int64_t deadline)
+{
+    union fd_control control = {{0}};
+    struct iovec iov = {(void *)(uintptr_t)data, 1};
+    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.bytes,
+                         .msg_controllen = sizeof control.bytes};
+    struct cmsghdr *head = CMSG_FIRSTHDR(&msg);
+    head->cmsg_level = SOL_SOCKET;
+    head->cmsg_type = SCM_RIGHTS;
+    head->cmsg_len = CMSG_LEN(sizeof(int));
+    memcpy(CMSG_DATA(head), &fd, sizeof fd);
+    for (;;) {
+        ssize_t n = sendmsg(socket, &msg, MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (n == 1)
+            return cofi_link_send(socket, (const char *)data + 1, bytes - 1, deadline);
+        if (n < 0 && errno != EAGAIN && errno != EINTR)
+            return transfer_error();
+        cof_status status = wait_for(socket, POLLOUT, deadline);
+        if (status != COF_OK)
+            return status;
+    }
+}
+
+cof_status cofi_link_recv_fd(int socket, int *fd_out, void *data, size_t bytes, int64_t deadline)
+{
+    union fd_control control;
+    struct iovec iov = {data, 1};
+    *fd_out = -1;
+    for (;;) {
+        struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.bytes,
+                             .msg_controllen = sizeof control.bytes};
+        ssize_t n = recvmsg(socket, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+        if (n == 0)
+            return COF_ERR_PEER_DEAD;
+        if (n == 1) {
+            struct cmsghdr *head = CMSG_FIRSTHDR(&msg);
+            if (head && head->cmsg_level == SOL_SOCKET && head->cmsg_type == SCM_RIGHTS)
+                memcpy(fd_out, CMSG_DATA(head), sizeof(int));
+            cof_status status = cofi_link_recv(socket, (char *)data + 1, bytes - 1, deadline);
+            return *fd_out < 0 && status == COF_OK ? COF_ERR_SYSTEM : status;
+        }
+        if (errno != EAGAIN && errno != EINTR)
+            return transfer_error();
+        cof_status status = wait_for(socket, POLLIN, deadline);
+        if (status != COF_OK)
+            return status;
+    }
+}
+
+void cofi_link_say_bye(int socket)
+{
+    ssize_t ignored = send(socket, bye, sizeof bye, MSG_DONTWAIT | MSG_NOSIGNAL);
+    (void)ignored; /* a full or dead socket: the peer then takes us for dead, which is as true */
+}
+
+/* The last eight unread bytes, looked at with a peek offset. */
+static bool ends_with_bye(int socket)
+{
+    int unread = 0, none = -1;
+    char tail[sizeof bye];
+    if (ioctl(socket, FIONREAD, &unread) != 0 || unread < (int)sizeof bye)
+        return false;
+    int offset = unread - (int)sizeof bye;
+    if (setsockopt(socket, SOL_SOCKET, SO_PEEK_OFF, &offset, sizeof offset) != 0)
+        return false;
+    ssize_t n = recv(socket, tail, sizeof tail, MSG_PEEK | MSG_DONTWAIT);
+    setsockopt(socket, SOL_SOCKET, SO_PEEK_OFF, &none, sizeof none);
+    return n == (ssize_t)sizeof bye && !memcmp(tail, bye, sizeof bye);
+}
+
+enum cofi_peer_state cofi_link_state(int socket)
+{
+    struct pollfd p = {.fd = socket, .events = POLLRDHUP};
+    if (poll(&p, 1, 0) <= 0 || !(p.revents & (POLLRDHUP | POLLHUP | POLLERR | POLLNVAL)))
+        return COFI_PEER_ALIVE;
+    return ends_with_bye(socket) ? COFI_PEER_LEFT : COFI_PEER_DEAD;
+}

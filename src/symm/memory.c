@@ -1,0 +1,91 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "symm/memory.h"
+
+#include <inttypes.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+
+#include "core/error.h"
+
+/* The number in a one-line file; false for "max" or no file. */
+static bool read_number(const char *path, uint64_t *value)
+{
+    FILE *file = fopen(path, "re");
+    if (!file)
+        return false;
+    bool found = fscanf(file, "%" SCNu64, value) == 1;
+    fclose(file);
+    return found;
+}
+
+static bool memory_available(uint64_t *bytes)
+{
+    FILE *file = fopen("/proc/meminfo", "re");
+    char line[128];
+    bool found = false;
+    while (file && !found && fgets(line, sizeof line, file))
+        found = sscanf(line, "MemAvailable: %" SCNu64 " kB", bytes) == 1;
+    if (file)
+        fclose(file);
+    *bytes *= found ? 1024 : 1;
+    return found;
+}
+
+/* This process's cgroup below `mount`: the line of /proc/self/cgroup with this controller list. */
+static bool cgroup_file(const char *controller, const char *mount, const char *name, char *path,
+                        size_t bytes)
+{
+    FILE *file = fopen("/proc/self/cgroup", "re");
+    char line[512];
+    bool found = false;
+    while (file && !found && fgets(line, sizeof line, file)) {
+        char *list = strchr(line, ':'), *dir = list ? strchr(list + 1, ':') : NULL;
+        if (!dir)
+            continue;
+        *dir++ = '\0';
+        dir[strcspn(dir, "\n")] = '\0';
+        found = *controller ? strstr(list + 1, controller) != NULL : list[1] == '\0';
+        if (found)
+            snprintf(path, bytes, "%s%s/%s", mount, strcmp(dir, "/") ? dir : "", name);
+    }
+    if (file)
+        fclose(file);
+    return found;
+}
+
+static bool cgroup_room(const char *controller, const char *mount, const char *limit_name,
+                        const char *usage_name, uint64_t *room)
+{
+    char path[700];
+    uint64_t limit, usage;
+    if (!cgroup_file(controller, mount, limit_name, path, sizeof path) || !read_number(path, &limit))
+        return false;
+    if (!cgroup_file(controller, mount, usage_name, path, sizeof path) || !read_number(path, &usage))
+        return false;
+    *room = limit > usage ? limit - usage : 0;
+    return true;
+}
+
+cof_status cofi_memory_check(size_t bytes)
+{
+    uint64_t room;
+    COF_FAIL_IF(memory_available(&room) && bytes > room, COF_ERR_NOMEM,
+                "%zu bytes wanted, %" PRIu64 " are available on this host", bytes, room);
+    COF_FAIL_IF(cgroup_room("", "/sys/fs/cgroup", "memory.max", "memory.current", &room) &&
+                    bytes > room,
+                COF_ERR_NOMEM, "%zu bytes wanted, %" PRIu64 " are left in the cgroup", bytes, room);
+    COF_FAIL_IF(cgroup_room("memory", "/sys/fs/cgroup/memory", "memory.limit_in_bytes",
+                            "memory.usage_in_bytes", &room) &&
+                    bytes > room,
+                COF_ERR_NOMEM, "%zu bytes wanted, %" PRIu64 " are left in the cgroup", bytes, room);
+    struct rlimit limit;
+    COF_FAIL_IF(getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
+                    bytes > limit.rlim_cur,
+                COF_ERR_NOMEM, "%zu bytes wanted, files are limited to %llu (ulimit -f)", bytes,
+                (unsigned long long)limit.rlim_cur);
+    return COF_OK;
+}

@@ -1,0 +1,97 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+/* Worlds and teams from the inside. */
+#ifndef COFI_SYMM_H
+#define COFI_SYMM_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <sys/types.h>
+
+#include "backend/cpu/cpu_stream.h"
+#include "core/error.h"
+#include "cofuse/world.h"
+#include "symm/links.h"
+
+struct cofi_engine_ops;
+
+/* What ranks tell each other when they join: compared, or reduced to the common set. */
+struct cofi_hello {
+    uint64_t magic;
+    uint32_t version, engine;
+    int32_t rank, n_ranks;
+    int32_t pid, isa;
+    char gemm[32];
+};
+
+struct cof_world {
+    int rank, n_ranks;
+    cof_engine engine;
+    const struct cofi_engine_ops *ops;
+    double init_timeout, run_timeout; /* seconds; <= 0: none */
+    int n_threads;
+    bool own_cores; /* ranks x threads <= cores: threads are pinned and may spin */
+    char job[80];
+    int *socket;               /* by rank; -1 for this one */
+    struct cofi_hello *hello;  /* by rank */
+    _Atomic int *state;        /* by rank: enum cofi_peer_state */
+    struct cofi_cpu_stream *stream; /* serves COF_STREAM_NOW */
+    cof_team *team;
+    pthread_mutex_t teams_lock; /* guards the lists of teams and of their arenas; taken in a run
+                                   only when a rank has died */
+    struct cof_team *teams;
+};
+
+/* The abort word of a team: what ended it. 0: nothing. */
+struct cofi_abort {
+    int16_t status;
+    int16_t unused;
+    int32_t rank; /* of the world; -1 unknown */
+};
+
+struct cof_team {
+    cof_world *world;
+    int rank, n_ranks;
+    int *world_rank;
+    uint64_t id;       /* hash of members, tag and place among the world's teams */
+    uint64_t n_calls;  /* collective calls so far, compared on every exchange */
+    uint64_t n_plans;  /* plans made so far: numbers them alike on all members */
+    _Atomic uint64_t abort; /* struct cofi_abort; read by every wait of the team's arenas */
+    _Atomic int status;     /* what ended the team: cof_status; the text is written before it */
+    char text[COFI_ERROR_TEXT_BYTES];
+    struct cof_arena *arenas; /* alive; under the world's lock */
+    struct cof_team *next;    /* in the world's list */
+};
+
+/* bootstrap.c: sockets to rank 0, from inherited descriptors or an abstract name. Fills
+ * world->socket and world->hello[] (own entry given). */
+cof_status cofi_bootstrap(cof_world *world, int64_t deadline);
+
+/* world.c: looks at the peers' sockets; a dead one ends every team that holds it. */
+void cofi_world_poll(cof_world *world);
+
+/* team.c */
+cof_status cofi_team_make(cof_world *world, const int *ranks, int n, uint64_t tag,
+                          cof_team **team_out);
+/* allgather for internal use; `what` names the call in errors (at most 15 bytes). */
+cof_status cofi_team_exchange(cof_team *team, const char *what, const void *src, void *dst,
+                              size_t bytes);
+/* The worst over the ranks of each one's own status: all succeed or all fail. On failure the text
+ * names the first rank that failed and has that rank's text. `what` as above. */
+cof_status cofi_team_agree(cof_team *team, const char *what, cof_status own);
+/* Rank 0's descriptor to all members (each owns what it gets; rank 0 keeps its own). */
+cof_status cofi_team_bcast_fd(cof_team *team, int fd, int *fd_out);
+/* Rank 0's pointer to all members: ranks that are threads of one process. */
+cof_status cofi_team_bcast_pointer(cof_team *team, void *pointer, void **pointer_out);
+/* Ends the team on this rank. First call wins. */
+void cofi_team_abort(cof_team *team, cof_status status, int world_rank, const char *text);
+cof_status cofi_team_status(cof_team *team); /* with its text when it is not COF_OK */
+
+static inline struct cofi_abort cofi_team_abort_word(cof_team *team)
+{
+    uint64_t word = atomic_load_explicit(&team->abort, memory_order_acquire);
+    return (struct cofi_abort){(int16_t)(word & 0xffff), 0, (int32_t)(word >> 32)};
+}
+
+#endif

@@ -1,0 +1,383 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+/* Teams, and their exchanges through rank 0 of the team: each member sends to it, it answers all.
+ * Every message begins with a head that names team, call and number, so that ranks in different
+ * calls find out at once. A failed exchange ends the team: what is still in the sockets could be
+ * taken for something else. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core/clock.h"
+#include "core/hash.h"
+#include "symm/arena.h"
+#include "symm/symm.h"
+
+#define GRACE_NS INT64_C(2000000000) /* members wait longer than rank 0, whose error tells more */
+#define WHAT_BYTES 16
+#define MAX_EXCHANGE_BYTES ((size_t)1 << 20)
+
+struct head {
+    uint64_t team, call, bytes;
+    int32_t status, rank; /* an answer that is an error: the text follows instead of data */
+    char what[WHAT_BYTES];
+};
+
+/* ---- create and destroy ----------------------------------------------------------------------- */
+
+cof_status cofi_team_make(cof_world *w, const int *ranks, int n, uint64_t tag, cof_team **team_out)
+{
+    cof_team *t = calloc(1, sizeof *t);
+    int *world_rank = malloc((size_t)n * sizeof *world_rank);
+    if (!t || !world_rank) {
+        free(t);
+        free(world_rank);
+        return COF_FAIL(COF_ERR_NOMEM, "team of %d: no memory", n);
+    }
+    memcpy(world_rank, ranks, (size_t)n * sizeof *ranks);
+    t->world = w;
+    t->n_ranks = n;
+    t->world_rank = world_rank;
+    t->rank = -1;
+    t->id = cofi_hash_u64(COFI_HASH_SEED, tag);
+    for (int i = 0; i < n; i++) {
+        t->rank = ranks[i] == w->rank ? i : t->rank;
+        t->id = cofi_hash_u64(t->id, (uint64_t)ranks[i]);
+    }
+    pthread_mutex_lock(&w->teams_lock);
+    t->next = w->teams;
+    w->teams = t;
+    pthread_mutex_unlock(&w->teams_lock);
+    *team_out = t;
+    return COF_OK;
+}
+
+static cof_status check_members(const cof_world *w, const int *ranks, int n)
+{
+    COF_FAIL_IF(!ranks, COF_ERR_INVALID, "ranks: NULL");
+    COF_FAIL_IF(n < 1 || n > w->n_ranks, COF_ERR_INVALID, "n = %d: wanted 1 .. %d", n, w->n_ranks);
+    bool member = false;
+    for (int i = 0; i < n; i++) {
+        COF_FAIL_IF(ranks[i] < 0 || ranks[i] >= w->n_ranks, COF_ERR_INVALID,
+                    "ranks[%d] = %d: wanted 0 .. %d", i, ranks[i], w->n_ranks - 1);
+        for (int j = 0; j < i; j++)
+            COF_FAIL_IF(ranks[j] == ranks[i], COF_ERR_INVALID, "ranks[%d] and ranks[%d] are both %d", j,
+                        i, ranks[i]);
+        member |= ranks[i] == w->rank;
+    }
+    COF_FAIL_IF(!member, COF_ERR_INVALID, "ranks: this rank (%d) is not among them", w->rank);
+    return COF_OK;
+}
+
+cof_status cof_team_create(cof_world *w, const int *ranks, int n, uint64_t tag, cof_team **team_out)
+{
+    COF_FAIL_IF(!w, COF_ERR_INVALID, "world: NULL");
+    COF_FAIL_IF(!team_out, COF_ERR_INVALID, "team_out: NULL");
+    *team_out = NULL;
+    COF_TRY(check_members(w, ranks, n));
+    cof_team *t;
+    COF_TRY(cofi_team_make(w, ranks, n, tag, &t));
+    cof_status status = cof_team_barrier(t); /* the head's team number compares list and tag */
+    if (status != COF_OK) {
+        char text[COFI_ERROR_TEXT_BYTES];
+        memcpy(text, cof_last_error(), sizeof text);
+        cof_team_destroy(t);
+        return cofi_fail_text(status, text);
+    }
+    *team_out = t;
+    return COF_OK;
+}
+
+void cof_team_destroy(cof_team *t)
+{
+    if (!t)
+        return;
+    pthread_mutex_lock(&t->world->teams_lock);
+    for (cof_team **at = &t->world->teams; *at; at = &(*at)->next)
+        if (*at == t) {
+            *at = t->next;
+            break;
+        }
+    pthread_mutex_unlock(&t->world->teams_lock);
+    free(t->world_rank);
+    free(t);
+}
+
+int cof_team_rank(const cof_team *t)
+{
+    return t->rank;
+}
+
+int cof_team_size(const cof_team *t)
+{
+    return t->n_ranks;
+}
+
+/* ---- failure ---------------------------------------------------------------------------------- */
+
+void cofi_team_abort(cof_team *t, cof_status status, int world_rank, const char *text)
+{
+    uint64_t none = 0, word = (uint16_t)(int16_t)status | (uint64_t)(uint32_t)world_rank << 32;
+    int ok = COF_OK, writing = 1;
+    if (atomic_compare_exchange_strong(&t->status, &ok, writing)) {
+        snprintf(t->text, sizeof t->text, "%s", text);
+        atomic_store_explicit(&t->status, status, memory_order_release);
+    }
+    atomic_compare_exchange_strong(&t->abort, &none, word);
+}
+
+cof_status cofi_team_status(cof_team *t)
+{
+    int status = atomic_load_explicit(&t->status, memory_order_acquire);
+    if (status == COF_OK)
+        return COF_OK;
+    if (status > 0) /* its text is being written on another thread */
+        return COF_FAIL(COF_ERR_PEER_DEAD, "the team has just failed");
+    return cofi_fail_text((cof_status)status, t->text);
+}
+
+cof_status cof_team_query(cof_team *t)
+{
+    COF_FAIL_IF(!t, COF_ERR_INVALID, "team: NULL");
+    cofi_world_poll(t->world);
+    COF_TRY(cofi_team_status(t));
+    cof_status worst = COF_OK;
+    pthread_mutex_lock(&t->world->teams_lock);
+    for (cof_arena *a = t->arenas; a && worst == COF_OK; a = a->next)
+        worst = cofi_arena_status(a);
+    pthread_mutex_unlock(&t->world->teams_lock);
+    return worst;
+}
+
+/* ---- exchange --------------------------------------------------------------------------------- */
+
+static int socket_of(const cof_team *t, int rank)
+{
+    return t->world->socket[t->world_rank[rank]];
+}
+
+static cof_status peer_error(cof_team *t, const char *what, int rank, cof_status status)
+{
+    int r = t->world_rank[rank];
+    if (cofi_team_status(t) != COF_OK)
+        return cofi_team_status(t);
+    if (status == COF_ERR_TIMEOUT)
+        return COF_FAIL(status, "%s: rank %d did not come within %g s; rank %d waited for it", what, r,
+                        t->world->init_timeout, t->world->rank);
+    if (status == COF_ERR_PEER_DEAD)
+        return COF_FAIL(status, "%s: rank %d (process %d) is gone; rank %d waited for it", what, r,
+                        t->world->hello[r].pid, t->world->rank);
+    return COF_FAIL(status, "%s: socket to rank %d failed", what, r);
+}
+
+static cof_status check_head(const cof_team *t, const struct head *own, const struct head *h, int rank)
+{
+    int r = t->world_rank[rank];
+    COF_FAIL_IF(strncmp(h->what, own->what, WHAT_BYTES), COF_ERR_MISMATCH,
+                "rank %d is in \"%.15s\" while rank %d is in \"%.15s\"", r, h->what, t->world->rank,
+                own->what);
+    COF_FAIL_IF(h->team != own->team, COF_ERR_MISMATCH,
+                "%.15s: rank %d calls it on another team (other members, order or tag) than rank %d",
+                own->what, r, t->world->rank);
+    COF_FAIL_IF(h->call != own->call, COF_ERR_MISMATCH,
+                "%.15s: it is collective call %llu of the team on rank %d, call %llu on rank %d",
+                own->what, (unsigned long long)h->call, r, (unsigned long long)own->call,
+                t->world->rank);
+    COF_FAIL_IF(h->bytes != own->bytes, COF_ERR_MISMATCH, "%.15s: bytes = %llu on rank %d, %llu on %d",
+                own->what, (unsigned long long)h->bytes, r, (unsigned long long)own->bytes,
+                t->world->rank);
+    return COF_OK;
+}
+
+/* Waits for the peer's message in slices, and looks at all ranks of the world in between: the death
+ * of any member ends the exchange, whomever it waits for. */
+static cof_status await_message(cof_team *t, int rank, int64_t deadline)
+{
+    for (;;) {
+        int64_t slice = cofi_now() + 200000000;
+        cof_status status = cofi_link_wait(socket_of(t, rank), slice < deadline ? slice : deadline);
+        if (status != COF_ERR_TIMEOUT || cofi_now() >= deadline)
+            return status;
+        cofi_world_poll(t->world);
+        COF_TRY(cofi_team_status(t));
+    }
+}
+
+static cof_status receive_part(cof_team *t, const struct head *own, int rank, void *dst,
+                               int64_t deadline)
+{
+    struct head h;
+    cof_status status = await_message(t, rank, deadline);
+    if (status == COF_OK)
+        status = cofi_link_recv(socket_of(t, rank), &h, sizeof h, deadline);
+    if (status != COF_OK)
+        return peer_error(t, own->what, rank, status);
+    COF_TRY(check_head(t, own, &h, rank));
+    status = cofi_link_recv(socket_of(t, rank), dst, own->bytes, deadline);
+    return status == COF_OK ? COF_OK : peer_error(t, own->what, rank, status);
+}
+
+/* Rank 0 tells its error to everyone it can reach, then returns it. */
+static void send_error(cof_team *t, struct head head, cof_status status)
+{
+    char text[COFI_ERROR_TEXT_BYTES];
+    snprintf(text, sizeof text, "%s", cof_last_error());
+    head.status = status;
+    for (int i = 1; i < t->n_ranks; i++) {
+        int64_t soon = cofi_now() + GRACE_NS / 10;
+        if (cofi_link_send(socket_of(t, i), &head, sizeof head, soon) == COF_OK)
+            cofi_link_send(socket_of(t, i), text, sizeof text, soon);
+    }
+    cofi_fail_text(status, text);
+}
+
+static cof_status exchange_rank0(cof_team *t, const struct head *head, char *dst, int64_t deadline)
+{
+    cof_status status = COF_OK;
+    for (int i = 1; i < t->n_ranks && status == COF_OK; i++)
+        status = receive_part(t, head, i, dst + (size_t)i * head->bytes, deadline);
+    if (status != COF_OK) {
+        send_error(t, *head, status);
+        return status;
+    }
+    for (int i = 1; i < t->n_ranks; i++) {
+        status = cofi_link_send(socket_of(t, i), head, sizeof *head, deadline);
+        if (status == COF_OK)
+            status = cofi_link_send(socket_of(t, i), dst, (size_t)t->n_ranks * head->bytes, deadline);
+        if (status != COF_OK)
+            return peer_error(t, head->what, i, status);
+    }
+    return COF_OK;
+}
+
+static cof_status exchange_member(cof_team *t, const struct head *own, const void *src, char *dst,
+                                  int64_t deadline)
+{
+    struct head h;
+    int64_t patience = deadline == COFI_NEVER ? COFI_NEVER : deadline + GRACE_NS;
+    int fd = socket_of(t, 0);
+    cof_status status = cofi_link_send(fd, own, sizeof *own, deadline);
+    if (status == COF_OK)
+        status = cofi_link_send(fd, src, own->bytes, deadline);
+    if (status == COF_OK)
+        status = await_message(t, 0, patience);
+    if (status == COF_OK)
+        status = cofi_link_recv(fd, &h, sizeof h, patience);
+    if (status != COF_OK)
+        return peer_error(t, own->what, 0, status);
+    if (h.status != COF_OK) {
+        char text[COFI_ERROR_TEXT_BYTES] = "";
+        cofi_link_recv(fd, text, sizeof text, cofi_now() + GRACE_NS);
+        text[sizeof text - 1] = '\0';
+        return cofi_fail_text((cof_status)h.status, text);
+    }
+    COF_TRY(check_head(t, own, &h, 0));
+    status = cofi_link_recv(fd, dst, (size_t)t->n_ranks * own->bytes, patience);
+    return status == COF_OK ? COF_OK : peer_error(t, own->what, 0, status);
+}
+
+cof_status cofi_team_exchange(cof_team *t, const char *what, const void *src, void *dst, size_t bytes)
+{
+    COF_TRY(cofi_team_status(t));
+    struct head head = {.team = t->id, .call = t->n_calls++, .bytes = bytes,
+                        .rank = t->world->rank};
+    snprintf(head.what, sizeof head.what, "%s", what);
+    int64_t deadline = cofi_deadline(t->world->init_timeout);
+    memcpy((char *)dst + (size_t)t->rank * bytes, src, bytes);
+    if (t->n_ranks == 1)
+        return COF_OK;
+    cof_status status = t->rank == 0 ? exchange_rank0(t, &head, dst, deadline)
+                                     : exchange_member(t, &head, src, dst, deadline);
+    if (status != COF_OK)
+        cofi_team_abort(t, status, -1, cof_last_error());
+    return status;
+}
+
+cof_status cof_team_barrier(cof_team *t)
+{
+    COF_FAIL_IF(!t, COF_ERR_INVALID, "team: NULL");
+    char dst[1];
+    return cofi_team_exchange(t, "barrier", "", dst, 0);
+}
+
+cof_status cof_team_allgather(cof_team *t, const void *src, void *dst, size_t bytes)
+{
+    COF_FAIL_IF(!t, COF_ERR_INVALID, "team: NULL");
+    COF_FAIL_IF(bytes && (!src || !dst), COF_ERR_INVALID, "%s: NULL", src ? "dst" : "src");
+    COF_FAIL_IF(bytes > MAX_EXCHANGE_BYTES, COF_ERR_INVALID, "bytes = %zu: wanted at most %zu", bytes,
+                MAX_EXCHANGE_BYTES);
+    return cofi_team_exchange(t, "allgather", src, dst, bytes);
+}
+
+/* ---- agreement -------------------------------------------------------------------------------- */
+
+struct vote {
+    int32_t status;
+    char text[COFI_ERROR_TEXT_BYTES];
+};
+
+cof_status cofi_team_agree(cof_team *t, const char *what, cof_status own)
+{
+    struct vote mine = {.status = own};
+    if (own != COF_OK)
+        snprintf(mine.text, sizeof mine.text, "%s", cof_last_error());
+    int32_t *statuses = calloc((size_t)t->n_ranks, sizeof *statuses);
+    COF_FAIL_IF(!statuses, COF_ERR_NOMEM, "%s: no memory", what);
+    cof_status status = cofi_team_exchange(t, what, &mine.status, statuses, sizeof mine.status);
+    bool all_fine = true;
+    for (int i = 0; i < t->n_ranks; i++)
+        all_fine &= statuses[i] == COF_OK;
+    free(statuses);
+    if (status != COF_OK || all_fine)
+        return status;
+    struct vote *votes = calloc((size_t)t->n_ranks, sizeof *votes);
+    COF_FAIL_IF(!votes, COF_ERR_NOMEM, "%s: no memory", what);
+    status = cofi_team_exchange(t, what, &mine, votes, sizeof mine);
+    for (int i = 0; i < t->n_ranks && status == COF_OK; i++)
+        if (votes[i].status != COF_OK) {
+            votes[i].text[sizeof votes[i].text - 1] = '\0';
+            status = own != COF_OK ? cofi_fail_text(own, mine.text)
+                                   : COF_FAIL((cof_status)votes[i].status, "on rank %d: %s",
+                                              t->world_rank[i], votes[i].text);
+        }
+    free(votes);
+    return status;
+}
+
+cof_status cofi_team_bcast_fd(cof_team *t, int fd, int *fd_out)
+{
+    int64_t deadline = cofi_deadline(t->world->init_timeout);
+    uint64_t id = t->id;
+    cof_status status = COF_OK;
+    if (t->rank == 0) {
+        *fd_out = fd;
+        for (int i = 1; i < t->n_ranks; i++) {
+            cof_status one = cofi_link_send_fd(socket_of(t, i), fd, &id, sizeof id, deadline);
+            if (one != COF_OK && status == COF_OK)
+                status = peer_error(t, "memory hand-over", i, one);
+        }
+    } else {
+        status = cofi_link_recv_fd(socket_of(t, 0), fd_out, &id, sizeof id, deadline);
+        if (status != COF_OK)
+            status = peer_error(t, "memory hand-over", 0, status);
+        else if (id != t->id) {
+            close(*fd_out);
+            status = COF_FAIL(COF_ERR_MISMATCH, "memory hand-over: rank %d is on another team",
+                              t->world_rank[0]);
+        }
+    }
+    if (status != COF_OK)
+        cofi_team_abort(t, status, -1, cof_last_error());
+    return status;
+}
+
+cof_status cofi_team_bcast_pointer(cof_team *t, void *pointer, void **pointer_out)
+{
+    void **all = calloc((size_t)t->n_ranks, sizeof *all);
+    COF_FAIL_IF(!all, COF_ERR_NOMEM, "memory hand-over: no memory");
+    cof_status status = cofi_team_exchange(t, "memory hand-over", &pointer, all, sizeof pointer);
+    *pointer_out = all[0];
+    free(all);
+    return status;
+}

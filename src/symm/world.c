@@ -1,0 +1,274 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "backend/cpu/vec.h"
+#include "core/clock.h"
+#include "core/config.h"
+#include "core/log.h"
+#include "symm/engine.h"
+#include "symm/symm.h"
+
+/* ---- options ---------------------------------------------------------------------------------- */
+
+static cof_status identity_from_environment(cof_world *w)
+{
+    static atomic_int n_worlds; /* of this process, made from the environment */
+    int64_t size = cofi_config_int(COFI_VAR_SIZE), rank = cofi_config_int(COFI_VAR_RANK);
+    COF_FAIL_IF(size < 1 || size > INT16_MAX, COF_ERR_INVALID,
+                "variable COFUSE_SIZE = %lld: wanted 1 .. %d", (long long)size, INT16_MAX);
+    COF_FAIL_IF(rank >= size, COF_ERR_INVALID, "variable COFUSE_RANK = %lld: wanted 0 .. %lld",
+                (long long)rank, (long long)size - 1);
+    w->n_ranks = (int)size;
+    w->rank = (int)rank;
+    if (size == 1)
+        return COF_OK;
+    const char *job = cofi_config_text(COFI_VAR_JOB), *fds = cofi_config_text(COFI_VAR_FDS);
+    int ordinal = atomic_fetch_add(&n_worlds, 1);
+    if (ordinal == 0 && *fds)
+        return COF_OK; /* job stays "": the inherited sockets */
+    COF_FAIL_IF(!*job, COF_ERR_INVALID,
+                "variable COFUSE_SIZE = %lld, but neither COFUSE_FDS nor COFUSE_JOB is set: start the "
+                "ranks with `cofuse launch`, or give rank, n_ranks and job",
+                (long long)size);
+    snprintf(w->job, sizeof w->job, "%.64s#%d", job, ordinal);
+    return COF_OK;
+}
+
+static cof_status identity_from_options(cof_world *w, const cof_world_options *o)
+{
+    COF_FAIL_IF(o->n_ranks < 1 || o->n_ranks > INT16_MAX, COF_ERR_INVALID,
+                "options.n_ranks = %d: wanted 1 .. %d", o->n_ranks, INT16_MAX);
+    COF_FAIL_IF(o->rank < 0 || o->rank >= o->n_ranks, COF_ERR_INVALID,
+                "options.rank = %d: wanted 0 .. %d", o->rank, o->n_ranks - 1);
+    w->n_ranks = o->n_ranks;
+    w->rank = o->rank;
+    if (o->n_ranks == 1)
+        return COF_OK;
+    COF_FAIL_IF(!o->job || !*o->job || strlen(o->job) >= sizeof w->job, COF_ERR_INVALID,
+                "options.job %s: wanted a text of 1 .. %zu bytes with n_ranks = %d",
+                o->job ? "is empty or too long" : "is NULL", sizeof w->job - 1, o->n_ranks);
+    snprintf(w->job, sizeof w->job, "%s", o->job);
+    return COF_OK;
+}
+
+static double seconds(double option, enum cofi_var var)
+{
+    return option < 0 ? 0 : option > 0 ? option : cofi_config_seconds(var);
+}
+
+static int allowed_cores(void)
+{
+    cpu_set_t set;
+    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+/* All ranks are on this host, so its cores are theirs. */
+static cof_status choose_threads(cof_world *w, int wanted)
+{
+    int cores = allowed_cores();
+    if (wanted == 0)
+        wanted = (int)cofi_config_int(COFI_VAR_THREADS);
+    if (wanted == 0)
+        wanted = cores / w->n_ranks > 1 ? cores / w->n_ranks : 1;
+    COF_FAIL_IF(wanted < 1 || wanted > 256, COF_ERR_INVALID, "n_threads = %d: wanted 1 .. 256",
+                wanted);
+    w->n_threads = wanted;
+    w->own_cores = (int64_t)w->n_ranks * wanted <= cores;
+    return COF_OK;
+}
+
+static cof_status read_options(cof_world *w, const cof_world_options *given)
+{
+    cof_world_options o = COF_WORLD_OPTIONS_INIT;
+    COF_TRY(cofi_config_check());
+    if (given) {
+        COF_FAIL_IF(given->size != sizeof o, COF_ERR_INVALID, "options.size = %zu: wanted %zu",
+                    given->size, sizeof o);
+        o = *given;
+    }
+    COF_TRY(o.n_ranks == 0 ? identity_from_environment(w) : identity_from_options(w, &o));
+    w->engine = o.engine;
+    if (w->engine == COF_ENGINE_DEFAULT)
+        w->engine = !strcmp(cofi_config_text(COFI_VAR_ENGINE), "thread") ? COF_ENGINE_THREAD
+                                                                         : COF_ENGINE_SHM;
+    w->ops = cofi_engine(w->engine);
+    COF_FAIL_IF(!w->ops, COF_ERR_INVALID, "options.engine = %d: wanted 1 (thread) or 2 (shm)",
+                (int)o.engine);
+    w->init_timeout = seconds(o.init_timeout, COFI_VAR_INIT_TIMEOUT);
+    w->run_timeout = seconds(o.run_timeout, COFI_VAR_TIMEOUT);
+    return choose_threads(w, o.n_threads);
+}
+
+/* ---- create and destroy ----------------------------------------------------------------------- */
+
+static cof_status allocate_tables(cof_world *w)
+{
+    size_t n = (size_t)w->n_ranks;
+    w->socket = malloc(n * sizeof *w->socket);
+    w->hello = calloc(n, sizeof *w->hello);
+    w->state = calloc(n, sizeof *w->state);
+    COF_FAIL_IF(!w->socket || !w->hello || !w->state, COF_ERR_NOMEM, "world of %d: no memory",
+                w->n_ranks);
+    for (size_t r = 0; r < n; r++)
+        w->socket[r] = -1;
+    struct cofi_hello *h = &w->hello[w->rank];
+    h->version = COF_VERSION_MAJOR << 16 | COF_VERSION_MINOR << 8 | COF_VERSION_PATCH;
+    h->engine = (uint32_t)w->engine;
+    h->rank = w->rank;
+    h->n_ranks = w->n_ranks;
+    h->pid = (int32_t)getpid();
+    h->isa = cofi_isa();
+    snprintf(h->gemm, sizeof h->gemm, "%s", cofi_gemm_name());
+    return COF_OK;
+}
+
+/* Kernels are chosen from what all ranks have. */
+static void agree_capabilities(cof_world *w)
+{
+    int isa = w->hello[0].isa;
+    bool same_gemm = true;
+    for (int r = 1; r < w->n_ranks; r++) {
+        isa = w->hello[r].isa < isa ? w->hello[r].isa : isa;
+        same_gemm &= !strncmp(w->hello[r].gemm, w->hello[0].gemm, sizeof w->hello[0].gemm);
+    }
+    cofi_isa_cap((enum cofi_isa)isa);
+    if (!same_gemm) {
+        cofi_log(COFI_LOG_PROCESS, "ranks have different matrix products: plain C on all");
+        cofi_gemm_use_plain();
+    }
+}
+
+static cof_status check_engine_fits(const cof_world *w)
+{
+    for (int r = 0; r < w->n_ranks; r++)
+        COF_FAIL_IF(w->engine == COF_ENGINE_THREAD && w->hello[r].pid != (int32_t)getpid(),
+                    COF_ERR_INVALID,
+                    "engine thread: rank %d is process %d, rank %d is process %d; wanted one process",
+                    r, w->hello[r].pid, w->rank, (int)getpid());
+    return COF_OK;
+}
+
+cof_status cofi_world_stream_open(cof_world *w, int n_threads, bool with_gemm, const char *name,
+                                  struct cofi_cpu_stream **out)
+{
+    /* Only the world's own stream is pinned: others share its cores. */
+    bool first = with_gemm && !w->stream;
+    return cofi_cpu_stream_open(
+        &(struct cofi_cpu_stream_options){.n_threads = n_threads, .with_gemm = with_gemm,
+                                          .pin = first && w->own_cores,
+                                          .first_core = w->rank * w->n_threads,
+                                          .run_timeout = w->run_timeout, .name = name},
+        out);
+}
+
+static cof_status join(cof_world *w)
+{
+    COF_TRY(allocate_tables(w));
+    COF_TRY(cofi_bootstrap(w, cofi_deadline(w->init_timeout)));
+    COF_TRY(check_engine_fits(w));
+    agree_capabilities(w);
+    int *ranks = malloc((size_t)w->n_ranks * sizeof *ranks);
+    COF_FAIL_IF(!ranks, COF_ERR_NOMEM, "world of %d: no memory", w->n_ranks);
+    for (int r = 0; r < w->n_ranks; r++)
+        ranks[r] = r;
+    cof_status status = cofi_team_make(w, ranks, w->n_ranks, 0, &w->team);
+    free(ranks);
+    COF_TRY(status);
+    status = cofi_world_stream_open(w, w->n_threads, true, "cofuse-now", &w->stream);
+    return cofi_team_agree(w->team, "world create", status);
+}
+
+cof_status cof_world_create(const cof_world_options *options, cof_world **world_out)
+{
+    COF_FAIL_IF(!world_out, COF_ERR_INVALID, "world_out: NULL");
+    *world_out = NULL;
+    COF_TRY(cofi_gemm_init());
+    cof_world *w = calloc(1, sizeof *w);
+    COF_FAIL_IF(!w, COF_ERR_NOMEM, "world: no memory");
+    pthread_mutex_init(&w->teams_lock, NULL);
+    cof_status status = read_options(w, options);
+    if (status == COF_OK)
+        status = join(w);
+    if (status != COF_OK) {
+        char text[COFI_ERROR_TEXT_BYTES];
+        memcpy(text, cof_last_error(), sizeof text);
+        cof_world_destroy(w);
+        return cofi_fail_text(status, text);
+    }
+    cofi_log(COFI_LOG_PROCESS, "rank %d of %d, engine %s, %d threads%s, %s, gemm %s", w->rank,
+             w->n_ranks, w->ops->name, w->n_threads, w->own_cores ? " pinned" : "",
+             cofi_isa_name(cofi_isa()), cofi_gemm_name());
+    *world_out = w;
+    return COF_OK;
+}
+
+void cof_world_destroy(cof_world *w)
+{
+    if (!w)
+        return;
+    cofi_cpu_stream_close(w->stream);
+    cof_team_destroy(w->team);
+    for (int r = 0; w->socket && r < w->n_ranks; r++)
+        if (w->socket[r] >= 0) {
+            cofi_link_say_bye(w->socket[r]);
+            close(w->socket[r]);
+        }
+    pthread_mutex_destroy(&w->teams_lock);
+    free(w->socket);
+    free(w->hello);
+    free((void *)w->state);
+    free(w);
+}
+
+int cof_world_rank(const cof_world *w)
+{
+    return w->rank;
+}
+
+int cof_world_size(const cof_world *w)
+{
+    return w->n_ranks;
+}
+
+const char *cof_world_engine(const cof_world *w)
+{
+    return w->ops->name;
+}
+
+cof_team *cof_world_team(cof_world *w)
+{
+    return w->team;
+}
+
+/* ---- liveness --------------------------------------------------------------------------------- */
+
+static void end_teams_of(cof_world *w, int dead_rank)
+{
+    char text[120];
+    snprintf(text, sizeof text, "rank %d (process %d) died; seen by rank %d", dead_rank,
+             w->hello[dead_rank].pid, w->rank);
+    pthread_mutex_lock(&w->teams_lock);
+    for (cof_team *t = w->teams; t; t = t->next)
+        for (int i = 0; i < t->n_ranks; i++)
+            if (t->world_rank[i] == dead_rank)
+                cofi_team_abort(t, COF_ERR_PEER_DEAD, dead_rank, text);
+    pthread_mutex_unlock(&w->teams_lock);
+}
+
+void cofi_world_poll(cof_world *w)
+{
+    for (int r = 0; r < w->n_ranks; r++) {
+        if (w->socket[r] < 0 || atomic_load(&w->state[r]) != COFI_PEER_ALIVE)
+            continue;
+        int state = cofi_link_state(w->socket[r]), alive = COFI_PEER_ALIVE;
+        if (state != COFI_PEER_ALIVE && atomic_compare_exchange_strong(&w->state[r], &alive, state) &&
+            state == COFI_PEER_DEAD)
+            end_teams_of(w, r);
+    }
+}
