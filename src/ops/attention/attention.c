@@ -1,0 +1,415 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+/* Parameters, plan and arguments of attention; the schedule is attention_ring.c. */
+#include "ops/attention/attention.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/cpu/vec.h"
+#include "core/tensor.h"
+#include "core/log.h"
+#include "symm/engine.h"
+#include "symm/stream.h"
+
+#define MAX_HEAD_DIM 512
+#define MAX_ELEMENTS (INT64_C(1) << 56)
+
+/* ---- parameters ------------------------------------------------------------------------------- */
+
+static cof_status check_choices(const cof_attention_params *p)
+{
+    COF_FAIL_IF(cofi_dtype_equal(p->dtype, COF_F16), COF_ERR_UNSUPPORTED,
+                "params.dtype = f16: this version has bf16 and f32");
+    COF_FAIL_IF(!cofi_dtype_equal(p->dtype, COF_BF16) && !cofi_dtype_equal(p->dtype, COF_F32),
+                COF_ERR_INVALID, "params.dtype = %s: wanted bf16 or f32", cof_dtype_name(p->dtype));
+    COF_FAIL_IF(p->format != COF_FORMAT_BSHD && p->format != COF_FORMAT_SBHD, COF_ERR_INVALID,
+                "params.format = %d: wanted 0 (bshd) or 1 (sbhd)", (int)p->format);
+    COF_FAIL_IF(p->mask != COF_MASK_NONE && p->mask != COF_MASK_CAUSAL, COF_ERR_INVALID,
+                "params.mask = %d: wanted 0 (none) or 1 (causal)", (int)p->mask);
+    COF_FAIL_IF(p->layout != COF_LAYOUT_ZIGZAG && p->layout != COF_LAYOUT_CONTIGUOUS, COF_ERR_INVALID,
+                "params.layout = %d: wanted 0 (zigzag) or 1 (contiguous)", (int)p->layout);
+    COF_FAIL_IF(p->chunking != COF_CHUNKING_BALANCED && p->chunking != COF_CHUNKING_PADDED,
+                COF_ERR_INVALID, "params.chunking = %d: wanted 0 (balanced) or 1 (padded)",
+                (int)p->chunking);
+    COF_FAIL_IF(p->schedule != COF_SCHEDULE_DEFAULT && p->schedule != COF_SCHEDULE_RING,
+                COF_ERR_INVALID, "params.schedule = %d: wanted 0 (default) or 1 (ring)",
+                (int)p->schedule);
+    COF_FAIL_IF((p->forward_only | 1) != 1 || (p->wire_f32 | 1) != 1, COF_ERR_INVALID,
+                "params.%s: wanted 0 or 1", (p->forward_only | 1) != 1 ? "forward_only" : "wire_f32");
+    COF_FAIL_IF(p->reserved != 0, COF_ERR_INVALID, "params.reserved = %d: wanted 0", p->reserved);
+    return COF_OK;
+}
+
+static cof_status check_sizes(const cof_attention_params *p)
+{
+    COF_FAIL_IF(p->n_batch < 1, COF_ERR_INVALID, "params.n_batch = %lld: wanted >= 1",
+                (long long)p->n_batch);
+    COF_FAIL_IF(p->n_rows < 0, COF_ERR_INVALID, "params.n_rows = %lld: wanted >= 0",
+                (long long)p->n_rows);
+    COF_FAIL_IF(p->n_heads < 1, COF_ERR_INVALID, "params.n_heads = %lld: wanted >= 1",
+                (long long)p->n_heads);
+    COF_FAIL_IF(p->n_kv_heads < 1 || p->n_heads % p->n_kv_heads, COF_ERR_INVALID,
+                "params.n_kv_heads = %lld: wanted a divisor of n_heads = %lld",
+                (long long)p->n_kv_heads, (long long)p->n_heads);
+    COF_FAIL_IF(p->head_dim_qk < 1 || p->head_dim_qk > MAX_HEAD_DIM, COF_ERR_INVALID,
+                "params.head_dim_qk = %lld: wanted 1 .. %d", (long long)p->head_dim_qk, MAX_HEAD_DIM);
+    COF_FAIL_IF(p->head_dim_v < 1 || p->head_dim_v > MAX_HEAD_DIM, COF_ERR_INVALID,
+                "params.head_dim_v = %lld: wanted 1 .. %d", (long long)p->head_dim_v, MAX_HEAD_DIM);
+    __int128 elements = (__int128)p->n_batch * p->n_heads * MAX_HEAD_DIM;
+    COF_FAIL_IF(elements > MAX_ELEMENTS || elements * p->n_rows > MAX_ELEMENTS, COF_ERR_INVALID,
+                "params: n_batch * n_rows * n_heads is past the address space");
+    COF_FAIL_IF(!isfinite(p->scale), COF_ERR_INVALID, "params.scale = %g: wanted a finite number",
+                p->scale);
+    return COF_OK;
+}
+
+/* Validates, and fills defaults in. */
+static cof_status read_params(const cof_attention_params *given, cof_attention_params *p)
+{
+    COF_FAIL_IF(!given, COF_ERR_INVALID, "params: NULL");
+    COF_FAIL_IF(given->size != sizeof *p, COF_ERR_INVALID, "params.size = %zu: wanted %zu", given->size,
+                sizeof *p);
+    *p = *given;
+    p->n_kv_heads = p->n_kv_heads ? p->n_kv_heads : p->n_heads;
+    p->head_dim_v = p->head_dim_v ? p->head_dim_v : p->head_dim_qk;
+    COF_TRY(check_choices(p));
+    COF_TRY(check_sizes(p));
+    p->schedule = COF_SCHEDULE_RING;
+    p->scale = p->scale != 0 ? p->scale : 1 / sqrt((double)p->head_dim_qk);
+    return COF_OK;
+}
+
+/* ---- sizes ------------------------------------------------------------------------------------ */
+
+static int64_t max_local_rows(const cof_layout *layout)
+{
+    int64_t rows = 0;
+    for (int r = 0; r < layout->n_ranks; r++) {
+        int64_t n = cof_layout_local_rows(layout, r);
+        rows = n > rows ? n : rows;
+    }
+    return rows;
+}
+
+static void set_shape(struct cofi_attention_plan *plan, const cof_team *team,
+                      const cof_attention_params *p)
+{
+    plan->params = *p;
+    plan->rank = cof_team_rank(team);
+    plan->n_ranks = cof_team_size(team);
+    plan->layout = (cof_layout){p->layout, p->chunking, plan->n_ranks, p->n_rows};
+    plan->local_rows = cof_layout_local_rows(&plan->layout, plan->rank);
+    plan->max_rows = max_local_rows(&plan->layout);
+    plan->dims = (struct cofi_attention_dims){
+        .n_batch = p->n_batch,
+        .n_heads = p->n_heads,
+        .n_kv_heads = p->n_kv_heads,
+        .dim_qk = p->head_dim_qk,
+        .dim_v = p->head_dim_v,
+        .is_bf16 = cofi_dtype_equal(p->dtype, COF_BF16),
+        .scale = (float)p->scale,
+    };
+}
+
+/* Takes the next bytes of a block that begins at `base` (NULL while only counting). */
+static void *take(char *base, size_t *used, size_t bytes)
+{
+    size_t at = *used;
+    *used += (bytes + 127) & ~(size_t)127;
+    return base ? base + at : NULL;
+}
+
+static void take_kv_buffer(const struct cofi_attention_plan *plan, char *base, size_t *used,
+                           int element_bytes, struct cofi_kv_buffer *buffer)
+{
+    size_t heads = (size_t)(plan->max_rows * plan->dims.n_batch * plan->dims.n_kv_heads);
+    *buffer = (struct cofi_kv_buffer){.element_bytes = element_bytes};
+    size_t first = *used;
+    take(NULL, used, heads * (size_t)plan->dims.dim_qk * (size_t)element_bytes);
+    size_t second = *used;
+    take(NULL, used, heads * (size_t)plan->dims.dim_v * (size_t)element_bytes);
+    buffer->local = base;
+    buffer->offset = first;
+    buffer->v_offset = second;
+}
+
+static int wire_bytes(const struct cofi_attention_plan *plan)
+{
+    return plan->params.wire_f32 || !plan->dims.is_bf16 ? 4 : 2;
+}
+
+/* Gradient exchange: no slot for one rank, one for two, two for more. */
+static int n_slots(const struct cofi_attention_plan *plan)
+{
+    int steps = plan->n_ranks - 1;
+    return plan->params.forward_only ? 0 : steps < 2 ? steps : 2;
+}
+
+/* Bytes of the arena's data; sets the offsets. */
+static size_t lay_out_symmetric(struct cofi_attention_plan *plan)
+{
+    size_t used = 0;
+    if (plan->n_ranks == 1)
+        return 0;
+    take_kv_buffer(plan, NULL, &used, plan->dims.is_bf16 ? 2 : 4, &plan->published);
+    for (int s = 0; s < n_slots(plan); s++)
+        take_kv_buffer(plan, NULL, &used, wire_bytes(plan), &plan->slot[s]);
+    return used;
+}
+
+/* Bytes of local memory; sets the pointers when `base` is not NULL. */
+static size_t lay_out_local(struct cofi_attention_plan *plan, char *base)
+{
+    const struct cofi_attention_dims *d = &plan->dims;
+    size_t used = 0, f = sizeof(float);
+    size_t q_heads = (size_t)(d->n_batch * d->n_heads * plan->local_rows);
+    size_t k_heads = (size_t)(d->n_batch * d->n_heads * plan->max_rows); /* per query head */
+    size_t own_kv = (size_t)(d->n_batch * d->n_kv_heads * plan->local_rows);
+    size_t dim_qk = (size_t)d->dim_qk, dim_v = (size_t)d->dim_v;
+    plan->state = (struct cofi_attention_state){
+        .acc = take(base, &used, q_heads * dim_v * f),
+        .m = take(base, &used, q_heads * f),
+        .l = take(base, &used, q_heads * f),
+        .n_rows = plan->local_rows,
+    };
+    for (int s = 0; s < 2 && plan->n_ranks > 1; s++)
+        take_kv_buffer(plan, base, &used, d->is_bf16 ? 2 : 4, &plan->staging[s]);
+    if (plan->params.forward_only)
+        return used;
+    plan->grad = (struct cofi_attention_grad_state){
+        .delta = take(base, &used, q_heads * f),
+        .lse = take(base, &used, q_heads * f),
+        .dq = take(base, &used, q_heads * dim_qk * f),
+        .dk = take(base, &used, k_heads * dim_qk * f),
+        .dv = take(base, &used, k_heads * dim_v * f),
+        .n_q_rows = plan->local_rows,
+        .n_k_rows = plan->max_rows,
+    };
+    if (plan->n_ranks > 1) {
+        plan->acc_k = take(base, &used, own_kv * dim_qk * f);
+        plan->acc_v = take(base, &used, own_kv * dim_v * f);
+    }
+    for (int s = 0; s < n_slots(plan); s++)
+        take_kv_buffer(plan, base, &used, wire_bytes(plan), &plan->outbox[s]);
+    return used;
+}
+
+cof_status cof_attention_workspace(cof_team *team, const cof_attention_params *params,
+                                   cof_workspace_sizes *sizes)
+{
+    struct cofi_attention_plan plan = {0};
+    cof_attention_params p;
+    COF_FAIL_IF(!team, COF_ERR_INVALID, "team: NULL");
+    COF_FAIL_IF(!sizes || sizes->size != sizeof *sizes, COF_ERR_INVALID,
+                "sizes_out%s: wanted size = %zu", sizes ? "->size" : ": NULL", sizeof *sizes);
+    COF_TRY(read_params(params, &p));
+    set_shape(&plan, team, &p);
+    size_t symmetric = lay_out_symmetric(&plan);
+    *sizes = (cof_workspace_sizes){
+        .size = sizeof *sizes,
+        .local = lay_out_local(&plan, NULL) + sizeof plan,
+        .symmetric = cofi_arena_slab_bytes(plan.n_ranks, symmetric, COFI_ATTENTION_PURPOSES),
+    };
+    return COF_OK;
+}
+
+/* ---- plan ------------------------------------------------------------------------------------- */
+
+static void describe(struct cofi_attention_plan *plan)
+{
+    const cof_attention_params *p = &plan->params;
+    snprintf(plan->base.describe, sizeof plan->base.describe,
+             "attention format=%s dtype=%s B=%lld S=%lld H=%lld Hkv=%lld Dqk=%lld Dv=%lld mask=%s "
+             "layout=%s chunking=%s scale=%.9g wire=%s direction=%s schedule=ring P=%d engine=%s "
+             "device=cpu isa=%s gemm=%s",
+             p->format == COF_FORMAT_BSHD ? "bshd" : "sbhd", cof_dtype_name(p->dtype),
+             (long long)p->n_batch, (long long)p->n_rows, (long long)p->n_heads,
+             (long long)p->n_kv_heads, (long long)p->head_dim_qk, (long long)p->head_dim_v,
+             p->mask == COF_MASK_CAUSAL ? "causal" : "none",
+             p->layout == COF_LAYOUT_ZIGZAG ? "zigzag" : "contiguous",
+             p->chunking == COF_CHUNKING_BALANCED ? "balanced" : "padded", p->scale,
+             wire_bytes(plan) == 4 ? "f32" : "bf16", p->forward_only ? "forward" : "both",
+             plan->n_ranks, plan->base.team->world->ops->name, cofi_isa_name(cofi_isa()),
+             cofi_gemm_name());
+}
+
+static void destroy(cof_plan *base)
+{
+    struct cofi_attention_plan *plan = (struct cofi_attention_plan *)base;
+    cofi_cpu_stream_close(plan->comm);
+    cofi_arena_close(plan->arena);
+    free(plan->memory);
+    free(plan);
+}
+
+static cof_status allocate_local(struct cofi_attention_plan *plan)
+{
+    size_t bytes = lay_out_local(plan, NULL);
+    plan->memory = aligned_alloc(128, bytes ? bytes : 128);
+    COF_FAIL_IF(!plan->memory, COF_ERR_NOMEM, "attention plan: no memory for %zu bytes", bytes);
+    lay_out_local(plan, plan->memory);
+    return plan->n_ranks == 1 ? COF_OK
+                              : cofi_world_stream_open(plan->base.team->world, 1, false, "cofuse-comm",
+                                                       &plan->comm);
+}
+
+/* On every rank alike, whatever its own status: the exchanges must match. */
+static cof_status build(struct cofi_attention_plan *plan, cof_team *team,
+                        const cof_attention_params *params, cof_arena *arena)
+{
+    cof_attention_params p;
+    cof_status status = read_params(params, &p);
+    if (status == COF_OK && arena)
+        status = COF_FAIL(COF_ERR_UNSUPPORTED, "arena: wanted NULL (a private arena)");
+    if (status == COF_OK) {
+        set_shape(plan, team, &p);
+        describe(plan);
+    }
+    COF_TRY(cofi_plan_agree(team, "attention", status, plan->base.describe));
+    COF_TRY(cofi_team_agree(team, "plan allocate", allocate_local(plan)));
+    COF_TRY(cofi_arena_open(team, "attention", lay_out_symmetric(plan), COFI_ATTENTION_PURPOSES,
+                            &plan->arena));
+    plan->ordinal = team->n_plans++;
+    cofi_log(COFI_LOG_PLAN, "plan: %s", plan->base.describe);
+    return COF_OK;
+}
+
+cof_status cof_attention_plan_create(cof_team *team, const cof_attention_params *params,
+                                     cof_arena *arena, cof_plan **plan_out)
+{
+    COF_FAIL_IF(!team, COF_ERR_INVALID, "team: NULL");
+    COF_FAIL_IF(!plan_out, COF_ERR_INVALID, "plan_out: NULL");
+    *plan_out = NULL;
+    struct cofi_attention_plan *plan = calloc(1, sizeof *plan);
+    COF_FAIL_IF(!plan, COF_ERR_NOMEM, "attention plan: no memory");
+    plan->base = (struct cof_plan){.op = "attention", .destroy = destroy, .team = team};
+    cof_status status = build(plan, team, params, arena);
+    if (status != COF_OK) {
+        char text[COFI_ERROR_TEXT_BYTES];
+        memcpy(text, cof_last_error(), sizeof text);
+        destroy(&plan->base);
+        return cofi_fail_text(status, text);
+    }
+    *plan_out = &plan->base;
+    return COF_OK;
+}
+
+/* ---- calls ------------------------------------------------------------------------------------ */
+
+static cof_status read_view(const struct cofi_attention_plan *plan, const cof_tensor *t,
+                            const char *name, int64_t n_heads, int64_t dim,
+                            struct cofi_attention_view *view)
+{
+    static const char *const bshd[] = {"B", "S_local", "H", "D"}, *const sbhd[] = {"S_local", "B", "H",
+                                                                                   "D"};
+    bool is_bshd = plan->params.format == COF_FORMAT_BSHD;
+    int64_t b = plan->dims.n_batch, s = plan->local_rows;
+    int64_t shape[4] = {is_bshd ? b : s, is_bshd ? s : b, n_heads, dim}, stride[8];
+    COF_TRY(cofi_tensor_check(t, &(struct cofi_tensor_rule){name, plan->params.dtype, 4, shape,
+                                                            is_bshd ? bshd : sbhd}));
+    cofi_tensor_strides(t, stride);
+    *view = (struct cofi_attention_view){cofi_tensor_data(t), stride[is_bshd ? 0 : 1],
+                                         stride[is_bshd ? 1 : 0], stride[2]};
+    /* A row is walked with row_stride as leading dimension, which must not be below its length. */
+    if (view->row_stride < dim)
+        view->row_stride = s <= 1 ? dim : view->row_stride;
+    return COF_OK;
+}
+
+static cof_status read_lse(const struct cofi_attention_plan *plan, const cof_tensor *t,
+                           struct cofi_attention_call *call)
+{
+    static const char *const dims[] = {"B", "H", "S_local"};
+    int64_t shape[3] = {plan->dims.n_batch, plan->dims.n_heads, plan->local_rows}, stride[8];
+    COF_TRY(cofi_tensor_check(t, &(struct cofi_tensor_rule){"lse", COF_F32, 3, shape, dims}));
+    cofi_tensor_strides(t, stride);
+    call->lse = cofi_tensor_data(t);
+    call->lse_batch_stride = stride[0];
+    call->lse_head_stride = stride[1];
+    return COF_OK;
+}
+
+struct named_tensor {
+    const char *name;
+    const cof_tensor *tensor;
+};
+
+/* Outputs must lie apart from every other tensor of the call. */
+static cof_status check_apart(const struct named_tensor *outputs, int n_outputs,
+                              const struct named_tensor *inputs, int n_inputs)
+{
+    for (int i = 0; i < n_outputs; i++) {
+        for (int j = 0; j < i; j++)
+            COF_TRY(cofi_tensor_check_apart(outputs[i].tensor, outputs[i].name, outputs[j].tensor,
+                                            outputs[j].name));
+        for (int j = 0; j < n_inputs; j++)
+            COF_TRY(cofi_tensor_check_apart(outputs[i].tensor, outputs[i].name, inputs[j].tensor,
+                                            inputs[j].name));
+    }
+    return COF_OK;
+}
+
+static cof_status read_call(const struct cofi_attention_plan *plan, const cof_attention_args *a,
+                            bool backward, struct cofi_attention_call *call)
+{
+    const struct cofi_attention_dims *d = &plan->dims;
+    COF_FAIL_IF(!a, COF_ERR_INVALID, "args: NULL");
+    COF_FAIL_IF(a->size != sizeof *a, COF_ERR_INVALID, "args.size = %zu: wanted %zu", a->size, sizeof *a);
+    *call = (struct cofi_attention_call){0};
+    COF_TRY(read_view(plan, a->q, "q", d->n_heads, d->dim_qk, &call->q));
+    COF_TRY(read_view(plan, a->k, "k", d->n_kv_heads, d->dim_qk, &call->k));
+    COF_TRY(read_view(plan, a->v, "v", d->n_kv_heads, d->dim_v, &call->v));
+    COF_TRY(read_view(plan, a->o, "o", d->n_heads, d->dim_v, &call->o));
+    COF_TRY(read_lse(plan, a->lse, call));
+    struct named_tensor forward_in[] = {{"q", a->q}, {"k", a->k}, {"v", a->v}};
+    struct named_tensor forward_out[] = {{"o", a->o}, {"lse", a->lse}};
+    if (!backward)
+        return check_apart(forward_out, 2, forward_in, 3);
+    COF_TRY(read_view(plan, a->dout, "dout", d->n_heads, d->dim_v, &call->dout));
+    COF_TRY(read_view(plan, a->dq, "dq", d->n_heads, d->dim_qk, &call->dq));
+    COF_TRY(read_view(plan, a->dk, "dk", d->n_kv_heads, d->dim_qk, &call->dk));
+    COF_TRY(read_view(plan, a->dv, "dv", d->n_kv_heads, d->dim_v, &call->dv));
+    struct named_tensor inputs[] = {{"q", a->q}, {"k", a->k},     {"v", a->v},
+                                    {"o", a->o}, {"lse", a->lse}, {"dout", a->dout}};
+    struct named_tensor outputs[] = {{"dq", a->dq}, {"dk", a->dk}, {"dv", a->dv}};
+    return check_apart(outputs, 3, inputs, 6);
+}
+
+static cof_status run(cof_plan *base, const cof_attention_args *args, cof_stream stream, bool backward)
+{
+    COF_FAIL_IF(!base, COF_ERR_INVALID, "plan: NULL");
+    COF_FAIL_IF(strcmp(base->op, "attention"), COF_ERR_INVALID, "plan: a plan of %s, wanted attention",
+                base->op);
+    struct cofi_attention_plan *plan = (struct cofi_attention_plan *)base;
+    struct cofi_attention_call call;
+    struct cofi_cpu_stream *s;
+    COF_FAIL_IF(backward && plan->params.forward_only, COF_ERR_INVALID,
+                "plan: made with forward_only = 1, it has no backward");
+    COF_TRY(cofi_stream_resolve(base->team->world, stream, &s));
+    COF_TRY(read_call(plan, args, backward, &call));
+    COF_TRY(cofi_team_status(base->team));
+    COF_TRY(cofi_arena_status(plan->arena) == COF_OK
+                ? COF_OK
+                : cofi_fail_text(COF_ERR_POISONED, cof_last_error()));
+    if (plan->params.n_rows == 0)
+        return COF_OK; /* nothing on any rank */
+    cof_status status = backward ? cofi_attention_ring_backward(plan, &call, s)
+                                 : cofi_attention_ring_forward(plan, &call, s);
+    if (stream.kind != COF_STREAM_KIND_NOW)
+        return status;
+    cof_status ended = cofi_cpu_stream_sync_and_clear(s);
+    return status != COF_OK ? status : ended;
+}
+
+cof_status cof_attention_forward(cof_plan *plan, const cof_attention_args *args, cof_stream stream)
+{
+    return run(plan, args, stream, false);
+}
+
+cof_status cof_attention_backward(cof_plan *plan, const cof_attention_args *args, cof_stream stream)
+{
+    return run(plan, args, stream, true);
+}

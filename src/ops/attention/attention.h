@@ -1,0 +1,79 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+/* Context-parallel attention from the inside: plan, sections, schedule. */
+#ifndef COFI_ATTENTION_H
+#define COFI_ATTENTION_H
+
+#include "cofuse/attention.h"
+#include "ops/attention/attention_cpu.h"
+#include "ops/plan.h"
+#include "symm/arena.h"
+
+/* Signal words, per writer. */
+enum { COFI_KV_READY, COFI_KV_ACK, COFI_GRAD_READY, COFI_GRAD_ACK, COFI_ATTENTION_PURPOSES };
+
+/* A part of one rank's query rows against a part of one owner's key rows, all local row numbers. */
+struct cofi_pair {
+    int64_t q_begin, q_rows, k_begin, k_rows;
+    struct cofi_band band;
+};
+
+#define COFI_MAX_PAIRS 4
+
+/* The pairs of `rank`'s queries and `owner`'s keys that the mask leaves, neighbours merged. */
+int cofi_attention_pairs(const cof_layout *layout, cof_mask mask, int rank, int owner,
+                         struct cofi_pair *pairs_out);
+
+/* The owner's local rows that `rank` needs, [*begin, *end): what it fetches, and what it contributes
+ * a gradient to. Empty (0, 0) when it needs none. */
+void cofi_attention_needed_rows(const cof_layout *layout, cof_mask mask, int rank, int owner,
+                                int64_t *begin, int64_t *end);
+
+/* K and V rows as they lie in exchange buffers: [rows][B][Hkv][dim], K before V. */
+struct cofi_kv_buffer {
+    size_t offset;      /* of K, in the arena's data or in `local` */
+    size_t v_offset;    /* of V */
+    char *local;        /* staging: memory of its own; NULL: in the arena */
+    int element_bytes;
+};
+
+struct cofi_attention_plan {
+    struct cof_plan base;
+    cof_attention_params params; /* defaults filled in */
+    cof_layout layout;
+    int rank, n_ranks;
+    uint64_t ordinal; /* of the team's plans: goes into the digest */
+    struct cofi_attention_dims dims;
+    int64_t local_rows; /* of this rank */
+    int64_t max_rows;   /* over the ranks */
+    cof_arena *arena;
+    struct cofi_cpu_stream *comm; /* fetches, and sums of returned gradients */
+    uint32_t kv_epoch;            /* last call that published; advanced in stream order */
+    uint32_t grad_epoch, prev_grad_epoch; /* this and the last backward call */
+
+    struct cofi_kv_buffer published;   /* this rank's K, V, in the arena */
+    struct cofi_kv_buffer staging[2];  /* fetched K, V */
+    struct cofi_kv_buffer slot[2];     /* receive slots of gradients, in the arena */
+    struct cofi_kv_buffer outbox[2];   /* staged form of a remote store */
+    struct cofi_attention_state state; /* forward */
+    struct cofi_attention_grad_state grad;
+    float *acc_k, *acc_v;              /* sums of returned gradients [local_rows, B, Hkv, dim] */
+    void *memory;                      /* one block behind all local pointers */
+};
+
+/* One call's tensors, by value. */
+struct cofi_attention_call {
+    struct cofi_attention_view q, k, v, o, dout, dq, dk, dv;
+    float *lse;
+    int64_t lse_batch_stride, lse_head_stride;
+};
+
+/* attention_ring.c: enqueue one call. */
+cof_status cofi_attention_ring_forward(struct cofi_attention_plan *plan,
+                                       const struct cofi_attention_call *call,
+                                       struct cofi_cpu_stream *stream);
+cof_status cofi_attention_ring_backward(struct cofi_attention_plan *plan,
+                                        const struct cofi_attention_call *call,
+                                        struct cofi_cpu_stream *stream);
+
+#endif

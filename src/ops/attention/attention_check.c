@@ -1,0 +1,333 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+/* `cofuse check attention`: runs a case and compares every local row with the reference. */
+#define _GNU_SOURCE /* usleep */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core/error.h"
+#include "core/tensor.h"
+#include "ops/attention/attention_check_local.h"
+
+enum { MAX_MICRO = 2, N_REPEATS = 20 };
+
+/* One case as it runs. */
+struct run {
+    struct cofi_job *job;
+    struct cofi_attention_case c;
+    uint64_t seed;
+    int n_micro;
+    struct cofi_attention_data data[MAX_MICRO];
+    struct cofi_attention_local local[MAX_MICRO];
+    cof_plan *plan;
+    cof_stream stream;
+    uint64_t n_calls; /* numbers the random delays */
+};
+
+/* ---- Calls ---- */
+
+static void delay(struct run *run)
+{
+    uint64_t x = cofi_check_random(run->seed, 70 + (uint64_t)run->job->rank, run->n_calls++);
+    if (run->c.random_delays)
+        usleep((useconds_t)(x % 3000));
+}
+
+static cof_status forward(struct run *run, int micro, cof_stream stream)
+{
+    struct cofi_attention_local_tensor *t = run->local[micro].tensor;
+    cof_attention_args args = COF_ATTENTION_ARGS_INIT;
+    args.q = &t[COFI_CT_Q].view;
+    args.k = &t[COFI_CT_K].view;
+    args.v = &t[COFI_CT_V].view;
+    args.o = &t[COFI_CT_O].view;
+    args.lse = &t[COFI_CT_LSE].view;
+    delay(run);
+    return cof_attention_forward(run->plan, &args, stream);
+}
+
+static cof_status backward(struct run *run, int micro, cof_stream stream)
+{
+    struct cofi_attention_local_tensor *t = run->local[micro].tensor;
+    cof_attention_args args = COF_ATTENTION_ARGS_INIT;
+    args.q = &t[COFI_CT_Q].view;
+    args.k = &t[COFI_CT_K].view;
+    args.v = &t[COFI_CT_V].view;
+    args.o = &t[COFI_CT_O].view;
+    args.lse = &t[COFI_CT_LSE].view;
+    args.dout = &t[COFI_CT_DOUT].view;
+    args.dq = &t[COFI_CT_DQ].view;
+    args.dk = &t[COFI_CT_DK].view;
+    args.dv = &t[COFI_CT_DV].view;
+    delay(run);
+    return cof_attention_backward(run->plan, &args, stream);
+}
+
+/* The calls whose results are compared with the reference. */
+static cof_status first_calls(struct run *run)
+{
+    if (run->c.calls != COFI_CALLS_TWO) {
+        COF_TRY(forward(run, 0, COF_STREAM_NOW));
+        return run->c.calls == COFI_CALLS_BACKWARD ? backward(run, 0, COF_STREAM_NOW) : COF_OK;
+    }
+    COF_TRY(forward(run, 0, run->stream));
+    COF_TRY(forward(run, 1, run->stream));
+    COF_TRY(backward(run, 0, run->stream));
+    COF_TRY(backward(run, 1, run->stream));
+    return cof_stream_sync(run->stream);
+}
+
+/* The same calls again, one at a time: forward after backward, same bits as the first time. */
+static cof_status repeat_calls(struct run *run, struct cofi_check_result *result)
+{
+    int n = run->c.calls == COFI_CALLS_REPEAT ? N_REPEATS - 1 : 1;
+    if (run->c.params.n_rows > COFI_ATTENTION_SAMPLE_ROWS)
+        n = 0; /* a run takes seconds */
+    for (int i = 0; i < n; i++) {
+        for (int m = 0; m < run->n_micro; m++) {
+            cofi_attention_local_poison(&run->local[m]);
+            COF_TRY(forward(run, m, COF_STREAM_NOW));
+            if (cofi_attention_case_has_backward(&run->c))
+                COF_TRY(backward(run, m, COF_STREAM_NOW));
+        }
+        for (int m = 0; m < run->n_micro; m++)
+            cofi_attention_local_compare_kept(&run->local[m], "a repeated call", result);
+    }
+    return COF_OK;
+}
+
+/* ---- Comparison ---- */
+
+enum { E_O, E_DQ, E_DK, E_DV, N_ERRORS };
+
+static const struct {
+    enum cofi_attention_tensor tensor;
+    bool is_kv;
+} compared[N_ERRORS] = {
+    [E_O] = {COFI_CT_O, false},
+    [E_DQ] = {COFI_CT_DQ, false},
+    [E_DK] = {COFI_CT_DK, true},
+    [E_DV] = {COFI_CT_DV, true},
+};
+
+/* Whether the broken element of NAN and INF data reaches (b, row, h) of o, or of lse (d < 0). */
+static bool is_reached(const struct run *run, const struct cofi_attention_bad_element *bad,
+                       int64_t b, int64_t row, int64_t h, int64_t d)
+{
+    const cof_attention_params *p = &run->c.params;
+    if (bad->tensor == COFI_CT_N || b != bad->batch)
+        return false;
+    if (bad->tensor == COFI_CT_Q)
+        return h == bad->head && row == bad->row;
+    if (h / (p->n_heads / p->n_kv_heads) != bad->head ||
+        (p->mask == COF_MASK_CAUSAL && bad->row > row))
+        return false;
+    return bad->tensor == COFI_CT_K || d == bad->dim;
+}
+
+static void compare_value(const struct run *run, const struct cofi_attention_local *local, int which,
+                          const int64_t at[4], double ours, double plain, double ref,
+                          struct cofi_check_error *error, struct cofi_check_result *result)
+{
+    const char *name = cofi_attention_check_names[compared[which].tensor];
+    if (which == E_O && is_reached(run, &local->bad, at[0], at[1], at[2], at[3]))
+        plain = ref = local->bad.value;
+    if (run->c.data == COFI_DATA_INTEGER && ours != cofi_check_rounded(ref, run->c.params.dtype))
+        cofi_check_fail(result, "%s[b %lld, row %lld, head %lld, dim %lld] = %.9g, exact is %.9g",
+                        name, (long long)at[0], (long long)at[1], (long long)at[2],
+                        (long long)at[3], ours, cofi_check_rounded(ref, run->c.params.dtype));
+    if (isfinite(ref) != isfinite(ours))
+        cofi_check_fail(result, "%s[b %lld, row %lld, head %lld, dim %lld] = %g, wanted %g", name,
+                        (long long)at[0], (long long)at[1], (long long)at[2], (long long)at[3],
+                        ours, ref);
+    cofi_check_error_add(error, ours, isfinite(ref) ? plain : ref, ref);
+}
+
+/* One local row of o, dq, dk or dv; global < 0: padding. */
+static void compare_row(const struct run *run, int micro, int which, int64_t local_row,
+                        int64_t global, struct cofi_check_error *error,
+                        struct cofi_check_result *result)
+{
+    const struct cofi_attention_local *local = &run->local[micro];
+    const struct cofi_attention_data *data = &run->data[micro];
+    const struct cofi_attention_local_tensor *t = &local->tensor[compared[which].tensor];
+    const double *refs[] = {data->ref.o, data->ref.dq, data->ref.dk, data->ref.dv};
+    const float *plains[] = {data->plain.o, data->plain.dq, data->plain.dk, data->plain.dv};
+    for (int64_t b = 0; b < data->problem.n_batch; b++)
+        for (int64_t h = 0; h < t->n_heads; h++) {
+            int64_t from = ((b * t->n_heads + h) * data->problem.n_rows + global) * t->dim;
+            int64_t to = cofi_attention_local_idx(t, b, local_row, h, 0);
+            for (int64_t d = 0; d < t->dim; d++) {
+                double ours = cofi_check_load(cofi_attention_local_data(t), t->view.dtype, to + d);
+                if (global >= 0)
+                    compare_value(run, local, which, (int64_t[]){b, global, h, d}, ours,
+                                  plains[which][from + d], refs[which][from + d], error, result);
+                else if (ours != 0)
+                    cofi_check_fail(result, "%s: padding row %lld holds %g, wanted 0",
+                                    cofi_attention_check_names[compared[which].tensor],
+                                    (long long)local_row, ours);
+            }
+        }
+}
+
+/* lse is computed in fp32 from the inputs as they are, in either type: its error is that of a score,
+ * a sum of products of up to |q| |k|, and of the last roundings. */
+static void compare_lse(const struct run *run, int micro, int64_t local_row, int64_t global,
+                        struct cofi_check_result *result)
+{
+    const struct cofi_attention_local *local = &run->local[micro];
+    const struct cofi_attention_data *data = &run->data[micro];
+    const struct cofi_attention_local_tensor *t = &local->tensor[COFI_CT_LSE];
+    const float *lse = cofi_attention_local_data(t);
+    double score = data->problem.scale * data->maxima[COFI_MAX_ROW_Q] * data->maxima[COFI_MAX_ROW_K];
+    for (int64_t b = 0; b < data->problem.n_batch; b++)
+        for (int64_t h = 0; h < t->n_heads; h++) {
+            double ours = lse[cofi_attention_local_idx(t, b, local_row, h, 0)], ref = -INFINITY;
+            if (global >= 0)
+                ref = data->ref.lse[(b * t->n_heads + h) * data->problem.n_rows + global];
+            if (global >= 0 && is_reached(run, &local->bad, b, global, h, -1)) {
+                if (!isnan(ours))
+                    cofi_check_fail(result, "lse[b %lld, row %lld, head %lld] = %g, wanted nan",
+                                    (long long)b, (long long)global, (long long)h, ours);
+                continue;
+            }
+            double bound = 1e-5 * fmax(1, fabs(ref)) + 2.5e-7 * score;
+            if (ours != ref && !(fabs(ours - ref) <= bound))
+                cofi_check_fail(result,
+                                "lse[b %lld, row %lld (local %lld), head %lld] = %.9g, wanted %.9g "
+                                "+- %.2g", (long long)b, (long long)global, (long long)local_row,
+                                (long long)h, ours, ref, bound);
+        }
+}
+
+static bool in_ranges(const struct cofi_attention_ranges *r, int64_t row)
+{
+    for (int i = 0; i < r->n; i++)
+        if (row >= r->begin[i] && row < r->end[i])
+            return true;
+    return false;
+}
+
+static void compare(const struct run *run, int micro, struct cofi_check_error *errors,
+                    struct cofi_check_result *result)
+{
+    const struct cofi_attention_local *local = &run->local[micro];
+    bool sampled = run->c.params.n_rows > COFI_ATTENTION_SAMPLE_ROWS;
+    for (int64_t row = 0; row < local->n_rows; row++) {
+        int64_t global = cof_layout_global_row(&local->layout, run->job->rank, row);
+        if (global >= 0 && sampled && !in_ranges(&run->data[micro].compared, global))
+            continue;
+        compare_lse(run, micro, row, global, result);
+        for (int e = 0; e < (cofi_attention_case_has_backward(&run->c) ? N_ERRORS : 1); e++)
+            compare_row(run, micro, e, row, global, &errors[e], result);
+    }
+    cofi_attention_local_inspect(local, result);
+}
+
+/* Judges one microbatch by all ranks' errors: the same on all. Backward has p = exp(s - lse) from an
+ * fp32 lse, which alone makes p wrong by up to 2^-24 |lse|, whoever computes it. */
+static void judge(const struct run *run, int micro, struct cofi_check_error *errors,
+                  struct cofi_check_result *result)
+{
+    const struct cofi_attention_data *data = &run->data[micro];
+    const double *m = data->maxima;
+    double size = data->problem.scale * m[COFI_MAX_ROW_DOUT] * m[COFI_MAX_ROW_V];
+    double scales[N_ERRORS] = {0, size * m[COFI_MAX_ABS_K], size * m[COFI_MAX_ABS_Q], 0};
+    char text[sizeof result->text] = "";
+    bool ok = true;
+    for (int e = 0; e < (cofi_attention_case_has_backward(&run->c) ? N_ERRORS : 1); e++) {
+        errors[e].input_error = e == E_O ? 0 : 0x1p-24 * m[COFI_MAX_LSE];
+        ok &= cofi_check_error_judge(&errors[e], run->c.params.dtype, scales[e],
+                                     cofi_attention_check_names[compared[e].tensor], text,
+                                     sizeof text);
+    }
+    if (!ok)
+        cofi_check_fail(result, "%s", text);
+    else if (result->verdict == COFI_PASSED)
+        memcpy(result->text, text, sizeof text);
+}
+
+/* ---- One case ---- */
+
+static cof_status run_plan(struct run *run, struct cofi_check_result *result)
+{
+    struct cofi_check_error errors[MAX_MICRO][N_ERRORS];
+    memset(errors, 0, sizeof errors);
+    COF_TRY(first_calls(run));
+    for (int m = 0; m < run->n_micro; m++) {
+        compare(run, m, errors[m], result);
+        cofi_attention_local_keep(&run->local[m]);
+    }
+    COF_TRY(repeat_calls(run, result));
+    for (int m = 0; m < run->n_micro; m++) {
+        cofi_attention_local_inspect(&run->local[m], result);
+        COF_TRY(cofi_check_error_combine(run->job->team, errors[m], N_ERRORS));
+        judge(run, m, errors[m], result);
+    }
+    return cofi_check_agree(run->job->team, result);
+}
+
+static cof_status with_plan(struct run *run, struct cofi_check_result *result)
+{
+    cof_status status = cof_attention_plan_create(run->job->team, &run->c.params, NULL, &run->plan);
+    if (status == COF_ERR_UNSUPPORTED) {
+        result->verdict = COFI_SKIPPED;
+        snprintf(result->text, sizeof result->text, "%.399s", cof_last_error());
+        return COF_OK;
+    }
+    COF_TRY(status);
+    if (run->c.calls == COFI_CALLS_TWO)
+        status = cof_stream_create(run->job->world, 0, &run->stream);
+    if (status == COF_OK)
+        status = run_plan(run, result);
+    if (run->stream.handle)
+        cof_stream_destroy(run->stream);
+    cof_plan_destroy(run->plan);
+    return status;
+}
+
+static cof_status run_case(struct cofi_job *job, const struct cofi_check_options *options,
+                           int64_t idx, struct cofi_check_result *result)
+{
+    struct run run = {.job = job, .seed = options->seed};
+    *result = (struct cofi_check_result){COFI_PASSED, ""};
+    cofi_attention_case(options, idx, &run.c);
+    run.n_micro = run.c.calls == COFI_CALLS_TWO ? 2 : 1;
+    size_t wanted = cofi_attention_data_bytes(&run.c);
+    COF_FAIL_IF(wanted > job->shared_bytes, COF_ERR_INTERNAL,
+                "check: a case needs %zu shared bytes of %zu", wanted, job->shared_bytes);
+    cof_status status = COF_OK;
+    for (int m = 0; m < run.n_micro && status == COF_OK; m++) {
+        status = cofi_attention_data_make(job, &run.c, run.seed, m, &run.data[m]);
+        if (status == COF_OK)
+            status = cofi_attention_local_make(job, &run.c, run.seed, &run.data[m], &run.local[m]);
+    }
+    if (status == COF_OK)
+        status = cof_team_barrier(job->team);
+    if (status == COF_OK)
+        status = with_plan(&run, result);
+    for (int m = 0; m < run.n_micro; m++)
+        cofi_attention_local_free(&run.local[m]);
+    return status;
+}
+
+static size_t shared_bytes(const struct cofi_check_options *options)
+{
+    size_t most = 0;
+    for (int64_t i = 0; i < cofi_attention_n_cases(options); i++) {
+        struct cofi_attention_case c;
+        cofi_attention_case(options, i, &c);
+        size_t bytes = cofi_attention_data_bytes(&c);
+        most = bytes > most ? bytes : most;
+    }
+    return most;
+}
+
+const struct cofi_op_check cofi_attention_check = {
+    .n_cases = cofi_attention_n_cases,
+    .case_line = cofi_attention_case_line,
+    .shared_bytes = shared_bytes,
+    .run_case = run_case,
+};

@@ -1,0 +1,345 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+/* `cofuse run attention`: options, starting the ranks, and the table. */
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "core/config.h"
+#include "ops/attention/attention_tool.h"
+#include "ops/attention/attention_tool_table.h"
+#include "ops/ops.h"
+#include "tools/job.h"
+
+static const double timeout_seconds = 20; /* unless the environment sets another */
+
+static const char usage[] =
+    "usage: cofuse run attention -i in.safetensors [-o out.safetensors] [options]\n"
+    "\n"
+    "Reads q, k, v (and dout), shards their rows over the ranks, runs context-parallel attention\n"
+    "and writes o, lse (and dq, dk, dv). mask, format, scale and layout default to the metadata\n"
+    "of the file, then to none, bshd, 1/sqrt(D), zigzag.\n"
+    "\n"
+    "  -i, --input FILE       tensors q, k, v [B, S, H, D], BF16 or F32\n"
+    "  -o, --output FILE      written to a temporary name, then renamed\n"
+    "      --ranks N[,N...]   ranks to start; with several counts a row of the table each [4]\n"
+    "      --engine E         shm: processes; thread: threads of this process [COFUSE_ENGINE]\n"
+    "      --mask M           none or causal\n"
+    "      --layout L         zigzag or contiguous\n"
+    "      --format F         order of the dims: bshd or sbhd\n"
+    "      --scale X          of the scores; 0: 1/sqrt(D)\n"
+    "      --threads N        per rank; 0: COFUSE_THREADS, else cores / ranks [0]\n"
+    "      --backward         gradients too; dout from the file, else normal by --seed\n"
+    "      --compare          with the fp64 reference; exit 1 when an error is over its bound\n"
+    "      --time             rates, beside that of the bare tile products on the same threads\n"
+    "      --repeat N         timed calls after one to warm up; the best counts [3]\n"
+    "      --names k=key,...  keys of q, k, v, dout in the file\n"
+    "      --seed S           of dout [1]\n"
+    "      --wire W           how partial dk, dv travel: dtype or f32 [dtype]\n";
+
+enum { OPT_RANKS = 256, OPT_ENGINE, OPT_MASK, OPT_LAYOUT, OPT_FORMAT, OPT_SCALE, OPT_THREADS,
+       OPT_BACKWARD, OPT_COMPARE, OPT_TIME, OPT_REPEAT, OPT_NAMES, OPT_SEED, OPT_WIRE };
+
+static const struct option long_options[] = {
+    {"input", required_argument, NULL, 'i'},
+    {"output", required_argument, NULL, 'o'},
+    {"ranks", required_argument, NULL, OPT_RANKS},
+    {"engine", required_argument, NULL, OPT_ENGINE},
+    {"mask", required_argument, NULL, OPT_MASK},
+    {"layout", required_argument, NULL, OPT_LAYOUT},
+    {"format", required_argument, NULL, OPT_FORMAT},
+    {"scale", required_argument, NULL, OPT_SCALE},
+    {"threads", required_argument, NULL, OPT_THREADS},
+    {"backward", no_argument, NULL, OPT_BACKWARD},
+    {"compare", no_argument, NULL, OPT_COMPARE},
+    {"time", no_argument, NULL, OPT_TIME},
+    {"repeat", required_argument, NULL, OPT_REPEAT},
+    {"names", required_argument, NULL, OPT_NAMES},
+    {"seed", required_argument, NULL, OPT_SEED},
+    {"wire", required_argument, NULL, OPT_WIRE},
+    {"help", no_argument, NULL, 'h'},
+    {NULL, 0, NULL, 0},
+};
+
+/* ---- options --------------------------------------------------------------------------------- */
+
+/* "q=a,k=b" into options->names. */
+static bool parse_names(struct cofi_attention_options *o, const char *text)
+{
+    snprintf(o->names_text, sizeof o->names_text, "%s", text);
+    bool ok = strlen(text) < sizeof o->names_text;
+    char *saved = NULL;
+    for (char *word = strtok_r(o->names_text, ",", &saved); word && ok;
+         word = strtok_r(NULL, ",", &saved)) {
+        char *equals = strchr(word, '=');
+        ok = false;
+        for (int i = 0; equals && equals[1] && i < COFI_AT_N_INPUTS; i++) {
+            const char *name = cofi_attention_tensor_names[i];
+            if (strlen(name) == (size_t)(equals - word) && !strncmp(word, name, strlen(name))) {
+                o->names[i] = equals + 1;
+                ok = true;
+            }
+        }
+    }
+    if (!ok)
+        cofi_cli_error("option --names = \"%s\": wanted some of q=key,k=key,v=key,dout=key", text);
+    return ok;
+}
+
+static bool parse_option(struct cofi_attention_options *o, int c)
+{
+    int choice = 0;
+    switch (c) {
+    case 'i': o->input = optarg; return true;
+    case 'o': o->output = optarg; return true;
+    case OPT_RANKS: return cofi_cli_ranks("--ranks", optarg, &o->ranks);
+    case OPT_ENGINE:
+        if (!cofi_cli_choice("--engine", optarg, "thread|shm", &choice))
+            return false;
+        o->engine = choice ? COF_ENGINE_SHM : COF_ENGINE_THREAD;
+        return true;
+    case OPT_MASK: return cofi_cli_choice("--mask", optarg, "none|causal", &o->mask);
+    case OPT_LAYOUT: return cofi_cli_choice("--layout", optarg, "zigzag|contiguous", &o->layout);
+    case OPT_FORMAT: return cofi_cli_choice("--format", optarg, "bshd|sbhd", &o->format);
+    case OPT_SCALE:
+        o->has_scale = true;
+        return cofi_cli_double("--scale", optarg, -1e30, 1e30, &o->scale);
+    case OPT_THREADS: return cofi_cli_int("--threads", optarg, 0, 256, &o->n_threads);
+    case OPT_BACKWARD: o->backward = true; return true;
+    case OPT_COMPARE: o->compare = true; return true;
+    case OPT_TIME: o->time = true; return true;
+    case OPT_REPEAT: return cofi_cli_int("--repeat", optarg, 1, COFI_AT_REPEAT_MAX, &o->repeat);
+    case OPT_NAMES: return parse_names(o, optarg);
+    case OPT_SEED: return cofi_cli_int("--seed", optarg, 0, INT64_MAX, &o->seed);
+    case OPT_WIRE:
+        if (!cofi_cli_choice("--wire", optarg, "dtype|f32", &choice))
+            return false;
+        o->wire_f32 = choice == 1;
+        return true;
+    }
+    return false;
+}
+
+static bool same_file(const char *a, const char *b)
+{
+    struct stat x, y;
+    return !stat(a, &x) && !stat(b, &y) && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+/* What options mean together. COFI_EXIT_OK or the exit code after a message. */
+static int check_options(const struct cofi_attention_options *o, int argc, char **argv)
+{
+    char error[COFI_SAFETENSORS_ERROR_BYTES];
+    if (optind < argc)
+        return cofi_cli_error("surplus word \"%s\"", argv[optind]);
+    if (!o->input)
+        return cofi_cli_error("option -i is missing (the file with q, k and v)");
+    if (o->output && o->ranks.n > 1)
+        return cofi_cli_error("option -o: wanted one rank count with it, --ranks has %d",
+                              o->ranks.n);
+    if (o->output && same_file(o->input, o->output))
+        return cofi_cli_error("option -o = \"%s\": it is the input", o->output);
+    if (o->output && !cofi_st_may_write(o->output, error))
+        return cofi_cli_error("%s", error);
+    if (cofi_config_check() != COF_OK)
+        return cofi_cli_error("%s", cof_last_error());
+    return COFI_EXIT_OK;
+}
+
+/* ---- the ranks of one count ------------------------------------------------------------------ */
+
+static cof_world_options world_options(const struct cofi_attention_run *run)
+{
+    cof_world_options options = COF_WORLD_OPTIONS_INIT;
+    const char *init = getenv("COFUSE_INIT_TIMEOUT"), *wait = getenv("COFUSE_TIMEOUT");
+    options.engine = run->engine;
+    options.n_threads = run->n_threads;
+    options.init_timeout = init && *init ? 0 : timeout_seconds;
+    options.run_timeout = wait && *wait ? 0 : timeout_seconds;
+    return options;
+}
+
+/* A rank that is a process: started by run_processes in its parent. */
+static int run_as_process(void)
+{
+    size_t bytes;
+    struct cofi_attention_run *run = cofi_job_shared(&bytes);
+    if (!run || bytes < sizeof *run || run->bytes > bytes) {
+        cofi_cli_error("COFUSE_SHARED_FD is set, but is no memory of a parent `cofuse run`");
+        return COFI_EXIT_RANK;
+    }
+    cof_world_options options = world_options(run);
+    return cofi_attention_rank(run, &options, (int)cofi_config_int(COFI_VAR_RANK));
+}
+
+static int run_processes(struct cofi_attention_run *run, int shared_fd, int argc, char **argv)
+{
+    char **words = calloc((size_t)argc + 3, sizeof *words);
+    if (!words) {
+        cofi_cli_error("out of memory");
+        return COFI_EXIT_RANK;
+    }
+    static char program[] = "cofuse", command[] = "run";
+    words[0] = program;
+    words[1] = command;
+    memcpy(words + 2, argv, (size_t)argc * sizeof *words);
+    struct cofi_job_spec spec = {.n_ranks = run->n_ranks, .argv = words, .self = true,
+                                 .shared_fd = shared_fd, .name = "cofuse run"};
+    int code = cofi_job_run(&spec);
+    free(words);
+    return code;
+}
+
+struct thread_rank {
+    struct cofi_attention_run *run;
+    const char *job;
+    int rank, code;
+    pthread_t thread;
+};
+
+static void *run_as_thread(void *arg)
+{
+    struct thread_rank *own = arg;
+    cof_world_options options = world_options(own->run);
+    options.n_ranks = own->run->n_ranks;
+    options.rank = own->rank;
+    options.job = own->job;
+    own->code = cofi_attention_rank(own->run, &options, own->rank);
+    return NULL;
+}
+
+static int run_threads(struct cofi_attention_run *run)
+{
+    static int n_jobs;
+    char job[64];
+    struct thread_rank ranks[COFI_MAX_RANKS];
+    snprintf(job, sizeof job, "cofuse-run-%d-%d", (int)getpid(), n_jobs++);
+    sigset_t alarm, old_mask; /* the busy line's signal is for this thread */
+    sigemptyset(&alarm);
+    sigaddset(&alarm, SIGALRM);
+    pthread_sigmask(SIG_BLOCK, &alarm, &old_mask);
+    int n = 0;
+    for (; n < run->n_ranks; n++) {
+        ranks[n] = (struct thread_rank){.run = run, .job = job, .rank = n, .code = COFI_EXIT_RANK};
+        if (pthread_create(&ranks[n].thread, NULL, run_as_thread, &ranks[n])) {
+            cofi_cli_error("rank %d: no thread to be had", n);
+            break;
+        }
+    }
+    pthread_sigmask(SIG_SETMASK, &old_mask, NULL);
+    /* A rank's own complaint outweighs the errors that it causes on the others. */
+    int code = n < run->n_ranks ? COFI_EXIT_RANK : COFI_EXIT_OK;
+    for (int i = 0; i < n; i++) {
+        pthread_join(ranks[i].thread, NULL);
+        if (code == COFI_EXIT_OK || (code == COFI_EXIT_RANK && ranks[i].code != COFI_EXIT_OK))
+            code = ranks[i].code;
+    }
+    return code;
+}
+
+static int run_ranks(struct cofi_attention_run *run, int n_ranks, int shared_fd, int argc,
+                     char **argv)
+{
+    char text[64];
+    run->n_ranks = n_ranks;
+    for (int i = COFI_AT_O; i < COFI_AT_N; i++) { /* a row that no rank stores stays NaN */
+        struct cofi_attention_geometry g = cofi_attention_geometry(&run->params, i, 1);
+        if (run->offset[i])
+            memset(cofi_attention_run_tensor(run, i), 0xff,
+                   (size_t)(g.n_outer * g.row_bytes * run->params.n_rows));
+    }
+    snprintf(text, sizeof text, "running %d ranks", n_ranks);
+    cofi_cli_busy(text);
+    int code = run->engine == COF_ENGINE_THREAD ? run_threads(run)
+                                                : run_processes(run, shared_fd, argc, argv);
+    cofi_cli_idle();
+    return code;
+}
+
+/* ---- the command ----------------------------------------------------------------------------- */
+
+/* Runs every rank count and prints the table of those that succeeded. */
+static int run_counts(const struct cofi_attention_options *o, struct cofi_attention_run *run,
+                      int shared_fd, int argc, char **argv)
+{
+    struct cofi_attention_row rows[COFI_MAX_RANK_COUNTS];
+    struct cofi_attention_references *references = NULL;
+    int code = COFI_EXIT_OK, n_rows = 0;
+    bool all_passed = true;
+    for (int i = 0; i < o->ranks.n && code == COFI_EXIT_OK; i++) {
+        code = run_ranks(run, o->ranks.ranks[i], shared_fd, argc, argv);
+        if (code != COFI_EXIT_OK)
+            break;
+        struct cofi_attention_row *row = &rows[n_rows++];
+        cofi_attention_row_take(row, run);
+        if (!o->compare)
+            continue;
+        if (!references) {
+            cofi_cli_busy("computing the references");
+            references = cofi_attention_references_make(run);
+            cofi_cli_idle();
+        }
+        if (!references)
+            code = COFI_EXIT_RANK;
+        else
+            all_passed &= cofi_attention_compare(references, run, row->verdicts);
+    }
+    cofi_attention_references_free(references);
+    if (n_rows)
+        cofi_attention_table_print(o, run, rows, n_rows);
+    if (code == COFI_EXIT_OK && o->output && !cofi_attention_save(o, run))
+        code = COFI_EXIT_RANK;
+    return code == COFI_EXIT_OK && !all_passed ? COFI_EXIT_CHECK : code;
+}
+
+static int command(int argc, char **argv)
+{
+    if (cofi_job_is_rank())
+        return run_as_process();
+    static char names[COFI_AT_N_INPUTS][8] = {"q", "k", "v", "dout"};
+    struct cofi_attention_options o = {.ranks = {1, {4}}, .mask = -1, .layout = -1, .format = -1,
+                                       .repeat = 3, .seed = 1};
+    for (int i = 0; i < COFI_AT_N_INPUTS; i++)
+        o.names[i] = names[i];
+    for (int c; (c = cofi_cli_next(argc, argv, "i:o:h", long_options)) != -1;) {
+        if (c == 'h') {
+            fputs(usage, stdout);
+            return COFI_EXIT_OK;
+        }
+        if (c == '?' || !parse_option(&o, c))
+            return COFI_EXIT_USAGE;
+    }
+    int code = check_options(&o, argc, argv);
+    if (code != COFI_EXIT_OK)
+        return code;
+    if (o.engine == COF_ENGINE_DEFAULT)
+        o.engine = strcmp(cofi_config_text(COFI_VAR_ENGINE), "thread") ? COF_ENGINE_SHM
+                                                                       : COF_ENGINE_THREAD;
+    struct cofi_st_file file;
+    struct cofi_attention_run *run = NULL;
+    cof_attention_params params;
+    int shared_fd = -1;
+    if (!cofi_attention_open(&o, &file, &params) ||
+        !cofi_attention_load(&o, &file, &params, &run, &shared_fd))
+        code = COFI_EXIT_USAGE;
+    cofi_st_close(&file);
+    if (code == COFI_EXIT_OK)
+        code = run_counts(&o, run, shared_fd, argc, argv);
+    return code;
+}
+
+extern const struct cofi_op_check cofi_attention_check;
+extern const struct cofi_op cofi_op_attention;
+
+static const struct cofi_op_run attention_run = {.usage = usage, .command = command};
+
+const struct cofi_op cofi_op_attention = {
+    .name = "attention",
+    .summary = "context-parallel attention, forward and backward",
+    .check = &cofi_attention_check,
+    .run = &attention_run,
+};

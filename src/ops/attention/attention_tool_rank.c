@@ -1,0 +1,131 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+/* One rank of `cofuse run attention`. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/clock.h"
+#include "core/error.h"
+#include "ops/attention/attention_tool.h"
+#include "tools/job.h"
+
+struct rank_work {
+    struct cofi_attention_run *run;
+    int rank;
+    cof_world *world;
+    cof_plan *plan;
+    cof_layout layout;
+    int64_t n_rows; /* local */
+    void *memory[COFI_AT_N];
+    cof_shape shape[COFI_AT_N];
+    cof_tensor tensor[COFI_AT_N];
+};
+
+/* Rows between a global tensor and this rank's. */
+static void copy_rows(struct rank_work *work, int which, bool to_local)
+{
+    struct cofi_attention_run *run = work->run;
+    int64_t n_global = run->params.n_rows;
+    struct cofi_attention_geometry g = cofi_attention_geometry(&run->params, which, 1);
+    char *global = cofi_attention_run_tensor(run, which), *local = work->memory[which];
+    for (int64_t row = 0; row < work->n_rows; row++) {
+        int64_t global_row = cof_layout_global_row(&work->layout, work->rank, row);
+        for (int64_t i = 0; i < g.n_outer && global_row >= 0; i++) {
+            char *there = global + (i * n_global + global_row) * g.row_bytes;
+            char *here = local + (i * work->n_rows + row) * g.row_bytes;
+            memcpy(to_local ? here : there, to_local ? there : here, (size_t)g.row_bytes);
+        }
+    }
+}
+
+/* Local tensors: inputs filled, outputs all NaN, so that a row left out is seen. */
+static cof_status make_tensors(struct rank_work *work)
+{
+    const cof_attention_params *p = &work->run->params;
+    work->layout = (cof_layout){p->layout, p->chunking, work->run->n_ranks, p->n_rows};
+    work->n_rows = cof_layout_local_rows(&work->layout, work->rank);
+    for (int i = 0; i < COFI_AT_N; i++) {
+        if (work->run->offset[i] == 0)
+            continue;
+        struct cofi_attention_geometry g = cofi_attention_geometry(p, i, work->n_rows);
+        size_t bytes = (size_t)(g.n_outer * g.row_bytes * work->n_rows);
+        void *memory = aligned_alloc(64, (bytes + 64) / 64 * 64);
+        COF_FAIL_IF(!memory, COF_ERR_NOMEM, "%zu bytes for %s", bytes,
+                    cofi_attention_tensor_names[i]);
+        work->memory[i] = memset(memory, 0xff, bytes);
+        memcpy(work->shape[i].dim, g.shape, sizeof g.shape);
+        work->tensor[i] = cof_tensor_make(memory, (cof_device){COF_DEVICE_CPU, 0}, g.dtype, g.ndim,
+                                          &work->shape[i]);
+        if (i < COFI_AT_N_INPUTS)
+            copy_rows(work, i, true);
+    }
+    return COF_OK;
+}
+
+static cof_status timed_call(struct rank_work *work, cof_attention_args *args, bool backward,
+                             double *seconds)
+{
+    COF_TRY(cof_team_barrier(cof_world_team(work->world)));
+    int64_t begin = cofi_now();
+    COF_TRY(backward ? cof_attention_backward(work->plan, args, COF_STREAM_NOW)
+                     : cof_attention_forward(work->plan, args, COF_STREAM_NOW));
+    *seconds = (double)(cofi_now() - begin) * 1e-9;
+    return COF_OK;
+}
+
+static cof_status run_calls(struct rank_work *work)
+{
+    cof_tensor *t = work->tensor;
+    cof_attention_args args = COF_ATTENTION_ARGS_INIT;
+    args.q = &t[COFI_AT_Q];
+    args.k = &t[COFI_AT_K];
+    args.v = &t[COFI_AT_V];
+    args.o = &t[COFI_AT_O];
+    args.lse = &t[COFI_AT_LSE];
+    cof_attention_args backward_args = args;
+    backward_args.dout = &t[COFI_AT_DOUT];
+    backward_args.dq = &t[COFI_AT_DQ];
+    backward_args.dk = &t[COFI_AT_DK];
+    backward_args.dv = &t[COFI_AT_DV];
+    double *times = cofi_attention_run_times(work->run, work->rank), warm_up[2];
+    for (int i = -1; i < work->run->repeat; i++) {
+        double *seconds = i < 0 ? warm_up : times + 2 * i;
+        COF_TRY(timed_call(work, &args, false, &seconds[0]));
+        if (work->run->backward)
+            COF_TRY(timed_call(work, &backward_args, true, &seconds[1]));
+    }
+    return COF_OK;
+}
+
+static cof_status run_rank(struct rank_work *work, const cof_world_options *options)
+{
+    struct cofi_attention_run *run = work->run;
+    COF_TRY(cof_world_create(options, &work->world));
+    COF_TRY(make_tensors(work));
+    cof_team *team = cof_world_team(work->world);
+    COF_TRY(cof_attention_plan_create(team, &run->params, NULL, &work->plan));
+    if (work->rank == 0)
+        snprintf(run->describe, sizeof run->describe, "%s", cof_plan_describe(work->plan));
+    COF_TRY(run_calls(work));
+    for (int i = COFI_AT_O; i < COFI_AT_N; i++)
+        if (run->offset[i])
+            copy_rows(work, i, false);
+    return run->measure_rate ? cofi_attention_measure_rate(run, work->world) : COF_OK;
+}
+
+int cofi_attention_rank(struct cofi_attention_run *run, const cof_world_options *options, int rank)
+{
+    struct rank_work work = {.run = run, .rank = rank};
+    cof_status status = run_rank(&work, options);
+    if (status != COF_OK)
+        cofi_cli_error("rank %d: %s: %s", rank, cof_status_name(status), cof_last_error());
+    cof_plan_destroy(work.plan);
+    cof_world_destroy(work.world);
+    for (int i = 0; i < COFI_AT_N; i++)
+        free(work.memory[i]);
+    return status == COF_OK                ? COFI_EXIT_OK
+           : status == COF_ERR_UNSUPPORTED ? COFI_EXIT_UNSUPPORTED
+           : status == COF_ERR_INVALID     ? COFI_EXIT_USAGE
+                                           : COFI_EXIT_RANK;
+}

@@ -1,0 +1,321 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE /* sched_getaffinity */
+#include "ops/check.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/error.h"
+#include "core/tensor.h"
+
+/* ---- Random data ---- */
+
+/* The finaliser of splitmix64 (Steele, Lea, Flood 2014). */
+static uint64_t mix(uint64_t x)
+{
+    x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return x ^ (x >> 31);
+}
+
+uint64_t cofi_check_random(uint64_t seed, uint64_t tensor, uint64_t idx)
+{
+    uint64_t key = mix(seed + UINT64_C(0x9e3779b97f4a7c15) * (tensor + 1));
+    return mix(key + UINT64_C(0x9e3779b97f4a7c15) * (idx + 1));
+}
+
+/* Box-Muller on the two halves of one random word. */
+float cofi_check_normal(uint64_t seed, uint64_t tensor, uint64_t idx)
+{
+    uint64_t x = cofi_check_random(seed, tensor, idx);
+    float u = ((float)(x >> 40) + 0.5f) * 0x1p-24f; /* 0 < u < 1 */
+    float angle = (float)(x & 0xffffff) * (float)(2 * M_PI * 0x1p-24);
+    return sqrtf(-2 * logf(u)) * cosf(angle);
+}
+
+float cofi_check_integer(uint64_t seed, uint64_t tensor, uint64_t idx, int most)
+{
+    return (float)((int)(cofi_check_random(seed, tensor, idx) % (uint64_t)(2 * most + 1)) - most);
+}
+
+/* ---- Elements ---- */
+
+static float from_bf16(uint16_t x)
+{
+    uint32_t bits = (uint32_t)x << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+float cofi_check_load(const void *data, cof_dtype dtype, int64_t idx)
+{
+    return cofi_dtype_equal(dtype, COF_BF16) ? from_bf16(((const uint16_t *)data)[idx])
+                                             : ((const float *)data)[idx];
+}
+
+static uint16_t to_bf16(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    if (value != value)
+        return (uint16_t)(bits >> 16 | 0x40);
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+void cofi_check_store(void *data, cof_dtype dtype, int64_t idx, float value)
+{
+    if (cofi_dtype_equal(dtype, COF_BF16))
+        ((uint16_t *)data)[idx] = to_bf16(value);
+    else
+        ((float *)data)[idx] = value;
+}
+
+double cofi_check_rounded(double x, cof_dtype dtype)
+{
+    return cofi_dtype_equal(dtype, COF_BF16) ? from_bf16(to_bf16((float)x)) : (float)x;
+}
+
+/* ---- The error rule ---- */
+
+void cofi_check_error_add(struct cofi_check_error *e, double ours, double plain, double ref)
+{
+    if (!isfinite(ours) || !isfinite(plain) || !isfinite(ref)) {
+        e->n_bad += !(isnan(ref) ? isnan(ours) : !isfinite(ref) && ours == ref);
+        return;
+    }
+    double err = fabs(ours - ref), plain_err = fabs(plain - ref);
+    e->err2 += err * err;
+    e->plain_err2 += plain_err * plain_err;
+    e->ref2 += ref * ref;
+    e->max_err = fmax(e->max_err, err);
+    e->max_plain = fmax(e->max_plain, plain_err);
+    e->max_ref = fmax(e->max_ref, fabs(ref));
+}
+
+cof_status cofi_check_error_combine(cof_team *team, struct cofi_check_error *errors, int n)
+{
+    int n_ranks = cof_team_size(team);
+    struct cofi_check_error *all = malloc((size_t)n_ranks * (size_t)n * sizeof *all);
+    COF_FAIL_IF(!all, COF_ERR_NOMEM, "check: no memory for the errors of %d ranks", n_ranks);
+    cof_status status = cof_team_allgather(team, errors, all, (size_t)n * sizeof *all);
+    memset(errors, 0, (size_t)n * sizeof *errors);
+    for (int i = 0; i < n_ranks * n && status == COF_OK; i++) {
+        struct cofi_check_error *e = &errors[i % n];
+        e->err2 += all[i].err2;
+        e->plain_err2 += all[i].plain_err2;
+        e->ref2 += all[i].ref2;
+        e->max_err = fmax(e->max_err, all[i].max_err);
+        e->max_plain = fmax(e->max_plain, all[i].max_plain);
+        e->max_ref = fmax(e->max_ref, all[i].max_ref);
+        e->n_bad += all[i].n_bad;
+    }
+    free(all);
+    return status;
+}
+
+cof_status cofi_check_max(cof_team *team, double *values, int n)
+{
+    int n_ranks = cof_team_size(team);
+    double *all = malloc((size_t)n_ranks * (size_t)n * sizeof *all);
+    COF_FAIL_IF(!all, COF_ERR_NOMEM, "check: no memory for the values of %d ranks", n_ranks);
+    cof_status status = cof_team_allgather(team, values, all, (size_t)n * sizeof *all);
+    for (int i = 0; i < n_ranks * n && status == COF_OK; i++)
+        values[i % n] = fmax(values[i % n], all[i]);
+    free(all);
+    return status;
+}
+
+bool cofi_check_error_judge(const struct cofi_check_error *e, cof_dtype dtype, double scale,
+                            const char *name, char *text, size_t bytes)
+{
+    int digits = cofi_dtype_equal(dtype, COF_BF16) ? 8 : 24;
+    double u = ldexp(1, -digits), s = fmax(scale, e->max_ref);
+    double ulp = e->max_ref > 0 ? ldexp(1, ilogb(e->max_ref) - digits + 1) : 0;
+    double max_bound = 2 * e->max_plain + ulp + e->input_error * e->max_ref;
+    bool ok = e->n_bad == 0;
+    if (e->n_bad)
+        cofi_check_append(text, bytes, " %s has %lld values that are not finite", name,
+                          (long long)e->n_bad);
+    if (e->max_ref < u * s) {
+        max_bound = 2 * e->max_plain + 4 * u * s;
+        cofi_check_append(text, bytes, " %s", name);
+    } else if (e->ref2 > 0) {
+        double rmse = sqrt(e->err2 / e->ref2), plain = sqrt(e->plain_err2 / e->ref2);
+        double bound = fmax(2 * plain, fmax(u, e->input_error));
+        ok = ok && rmse <= bound;
+        cofi_check_append(text, bytes, " %s rmse %.2g%s%.2g", name, rmse,
+                          rmse <= bound ? "<=" : " OVER ", bound);
+    }
+    ok = ok && e->max_err <= max_bound;
+    if (e->max_err > 0 || max_bound > 0)
+        cofi_check_append(text, bytes, " max %.2g%s%.2g", e->max_err,
+                          e->max_err <= max_bound ? "<=" : " OVER ", max_bound);
+    return ok;
+}
+
+/* ---- Guarded buffers ---- */
+
+enum { RED_BYTES = 4096 };
+
+static void red_fill(unsigned char *p)
+{
+    for (int i = 0; i < RED_BYTES; i++)
+        p[i] = i % 2 ? 0xff : 0xfe; /* 0xfffe: a NaN as bf16 and as fp32, unlike the poison */
+}
+
+static bool red_ok(const unsigned char *p)
+{
+    for (int i = 0; i < RED_BYTES; i++)
+        if (p[i] != (i % 2 ? 0xff : 0xfe))
+            return false;
+    return true;
+}
+
+cof_status cofi_guard_alloc(struct cofi_guard *guard, size_t bytes)
+{
+    *guard = (struct cofi_guard){.bytes = bytes};
+    if (posix_memalign((void **)&guard->base, 64, bytes + 2 * RED_BYTES) != 0) {
+        guard->base = NULL;
+        return COF_FAIL(COF_ERR_NOMEM, "check: no memory for a buffer of %zu bytes", bytes);
+    }
+    guard->data = guard->base + RED_BYTES;
+    red_fill(guard->base);
+    red_fill(guard->data + bytes);
+    cofi_guard_poison(guard);
+    return COF_OK;
+}
+
+void cofi_guard_free(struct cofi_guard *guard)
+{
+    free(guard->base);
+    *guard = (struct cofi_guard){0};
+}
+
+void cofi_guard_poison(struct cofi_guard *guard)
+{
+    memset(guard->data, 0xff, guard->bytes);
+}
+
+bool cofi_guard_intact(const struct cofi_guard *guard)
+{
+    return red_ok(guard->base) && red_ok(guard->data + guard->bytes);
+}
+
+uint64_t cofi_guard_hash(const struct cofi_guard *guard)
+{
+    uint64_t hash = guard->bytes, word = 0;
+    size_t i = 0;
+    for (; i + 8 <= guard->bytes; i += 8) {
+        memcpy(&word, guard->data + i, 8);
+        hash = (hash ^ word) * UINT64_C(0x9e3779b97f4a7c15);
+        hash ^= hash >> 29;
+    }
+    word = 0;
+    memcpy(&word, guard->data + i, guard->bytes - i);
+    return mix(hash ^ word);
+}
+
+/* ---- Results ---- */
+
+void cofi_check_append(char *text, size_t bytes, const char *format, ...)
+{
+    size_t used = strlen(text);
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text + used, bytes - used, format, args);
+    va_end(args);
+}
+
+void cofi_check_fail(struct cofi_check_result *result, const char *format, ...)
+{
+    if (result->verdict == COFI_FAILED)
+        return;
+    va_list args;
+    va_start(args, format);
+    vsnprintf(result->text, sizeof result->text, format, args);
+    va_end(args);
+    result->verdict = COFI_FAILED;
+}
+
+cof_status cofi_check_agree(cof_team *team, struct cofi_check_result *result)
+{
+    int n_ranks = cof_team_size(team), worst = 0;
+    struct cofi_check_result *all = malloc((size_t)n_ranks * sizeof *all);
+    COF_FAIL_IF(!all, COF_ERR_NOMEM, "check: no memory for the results of %d ranks", n_ranks);
+    cof_status status = cof_team_allgather(team, result, all, sizeof *result);
+    if (status == COF_OK) {
+        for (int r = 0; r < n_ranks; r++)
+            if (all[r].verdict == COFI_FAILED && all[worst].verdict != COFI_FAILED)
+                worst = r;
+        for (int r = 0; r < n_ranks; r++)
+            if (all[r].verdict == COFI_SKIPPED && all[worst].verdict == COFI_PASSED)
+                worst = r;
+        result->verdict = all[worst].verdict;
+        if (all[worst].verdict == COFI_FAILED && n_ranks > 1)
+            snprintf(result->text, sizeof result->text, "rank %d: %.380s", worst, all[worst].text);
+        else
+            memcpy(result->text, all[worst].text, sizeof result->text);
+    }
+    free(all);
+    return status;
+}
+
+/* ---- Shared work ---- */
+
+enum { MAX_THREADS = 8 };
+
+struct share {
+    int64_t first, step, n_items;
+    cofi_check_item_fn fn;
+    void *arg;
+    cof_status status;
+    char text[400];
+    pthread_t thread;
+};
+
+static void *share_main(void *arg)
+{
+    struct share *s = arg;
+    for (int64_t i = s->first; i < s->n_items && s->status == COF_OK; i += s->step)
+        s->status = s->fn(s->arg, i);
+    if (s->status != COF_OK)
+        snprintf(s->text, sizeof s->text, "%.399s", cof_last_error());
+    return NULL;
+}
+
+static int threads_per_rank(const struct cofi_job *job)
+{
+    cpu_set_t set;
+    int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) / job->n_ranks : 1;
+    return n < 1 ? 1 : n > MAX_THREADS ? MAX_THREADS : n;
+}
+
+cof_status cofi_check_share(const struct cofi_job *job, int64_t n_items, cofi_check_item_fn fn,
+                            void *arg)
+{
+    struct share shares[MAX_THREADS];
+    int n_threads = threads_per_rank(job), n_started = 0;
+    for (int i = 0; i < n_threads; i++)
+        shares[i] = (struct share){.first = job->rank + (int64_t)i * job->n_ranks,
+                                   .step = (int64_t)n_threads * job->n_ranks,
+                                   .n_items = n_items, .fn = fn, .arg = arg};
+    for (int i = 1; i < n_threads && shares[i].first < n_items; i++, n_started++)
+        if (pthread_create(&shares[i].thread, NULL, share_main, &shares[i]) != 0)
+            break;
+    share_main(&shares[0]);
+    for (int i = 1; i <= n_started; i++)
+        pthread_join(shares[i].thread, NULL);
+    for (int i = n_started + 1; i < n_threads; i++)
+        share_main(&shares[i]); /* no thread was to be had, or nothing to do */
+    for (int i = 0; i < n_threads; i++)
+        if (shares[i].status != COF_OK)
+            return COF_FAIL(shares[i].status, "%s", shares[i].text);
+    return cof_team_barrier(job->team);
+}

@@ -1,0 +1,84 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+/* What the checks of all operators share: random data by index, the error rule, guarded buffers.
+ * Compiled into the program and the tests, never into the library. */
+#ifndef COFI_CHECK_H
+#define COFI_CHECK_H
+
+#include "ops/ops.h"
+
+/* Random data. A value depends on seed, tensor and index alone, so any rank can make any part. */
+
+uint64_t cofi_check_random(uint64_t seed, uint64_t tensor, uint64_t idx);
+float cofi_check_normal(uint64_t seed, uint64_t tensor, uint64_t idx);
+/* An integer in -most .. most. */
+float cofi_check_integer(uint64_t seed, uint64_t tensor, uint64_t idx, int most);
+
+/* Elements of bf16 and fp32 tensors. */
+
+float cofi_check_load(const void *data, cof_dtype dtype, int64_t idx);
+void cofi_check_store(void *data, cof_dtype dtype, int64_t idx, float value); /* nearest even */
+/* x as the dtype would hold it. */
+double cofi_check_rounded(double x, cof_dtype dtype);
+
+/* The error rule of decisions.md 15. `plain` is the unblocked implementation in the same type whose
+ * error is the yardstick. A value that is not finite counts as bad unless the reference is the same
+ * infinity or NaN too; so does a plain value that is not finite where the reference is. */
+struct cofi_check_error {
+    double err2, plain_err2, ref2;       /* sums of squares */
+    double max_err, max_plain, max_ref;  /* largest magnitudes */
+    int64_t n_bad;
+    double input_error; /* set before judging, 0 for none: the relative error that the rounding of an
+                           intermediate handed over by the caller allows anybody to have. Takes the
+                           place of u where larger, and adds input_error * max |ref| to the second
+                           bound. */
+};
+
+void cofi_check_error_add(struct cofi_check_error *error, double ours, double plain, double ref);
+
+/* Sums and maxima over the ranks; collective. n <= 64. */
+cof_status cofi_check_error_combine(cof_team *team, struct cofi_check_error *errors, int n);
+
+/* The rule:  rel-RMSE(ours) <= max(2 rel-RMSE(plain), u)
+ *            max err(ours) <= 2 max err(plain) + 1 ulp(max |ref|)
+ * with u the rounding unit of dtype (2^-8, 2^-24). `scale` is the size that the terms of a result
+ * which cancels to 0 have: where max |ref| < u * scale only  max err(ours) <= 2 max err(plain) +
+ * 4 u scale  is asked. Appends "name error<=bound" to text; false when the rule is broken. */
+bool cofi_check_error_judge(const struct cofi_check_error *error, cof_dtype dtype, double scale,
+                            const char *name, char *text, size_t bytes);
+
+/* Elementwise maxima over the ranks; collective. n <= 64. */
+cof_status cofi_check_max(cof_team *team, double *values, int n);
+
+/* A buffer between two red zones. Red zones and poison are NaN in every type and differ. */
+struct cofi_guard {
+    unsigned char *data; /* 64-byte aligned; a few bytes are had for size 0 too */
+    size_t bytes;
+    unsigned char *base;
+    uint64_t hash;
+};
+
+cof_status cofi_guard_alloc(struct cofi_guard *guard, size_t bytes); /* poisoned */
+void cofi_guard_free(struct cofi_guard *guard);
+void cofi_guard_poison(struct cofi_guard *guard);
+bool cofi_guard_intact(const struct cofi_guard *guard); /* the red zones are untouched */
+uint64_t cofi_guard_hash(const struct cofi_guard *guard);
+
+/* Appends to a text, cut at `bytes`. */
+void cofi_check_append(char *text, size_t bytes, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* Fails the result with a text, unless it has failed before. */
+void cofi_check_fail(struct cofi_check_result *result, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* The worst verdict of all ranks, with the text of the first rank that found it; collective. */
+cof_status cofi_check_agree(cof_team *team, struct cofi_check_result *result);
+
+/* fn(arg, item) for the items of this rank, over a few threads: item % n_ranks == rank. Returns the
+ * first failure. The ranks then meet (cof_team_barrier). Collective. */
+typedef cof_status (*cofi_check_item_fn)(void *arg, int64_t item);
+cof_status cofi_check_share(const struct cofi_job *job, int64_t n_items, cofi_check_item_fn fn,
+                            void *arg);
+
+#endif

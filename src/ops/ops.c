@@ -1,0 +1,11 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+/* The table of operators of the program: one line each. */
+#include "ops/ops.h"
+
+extern const struct cofi_op cofi_op_attention;
+
+const struct cofi_op *const cofi_ops[] = {
+    &cofi_op_attention,
+    NULL,
+};

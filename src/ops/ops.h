@@ -1,0 +1,64 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+/* What the program `cofuse` knows of an operator: its check cases and its `run` command. Compiled
+ * into the program and the tests, never into the library. A new operator adds its folder and one
+ * line to the table in ops.c. */
+#ifndef COFI_OPS_H
+#define COFI_OPS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "cofuse/cofuse.h"
+
+/* One rank's place in a job of the program. All ranks and the parent map the same `shared` bytes. */
+struct cofi_job {
+    cof_world *world;
+    cof_team *team; /* the world's team */
+    int rank, n_ranks;
+    void *shared;
+    size_t shared_bytes;
+};
+
+struct cofi_check_options {
+    int n_ranks;
+    bool full; /* every case instead of the covering set */
+    uint64_t seed;
+};
+
+enum cofi_verdict { COFI_PASSED, COFI_FAILED, COFI_SKIPPED };
+
+struct cofi_check_result {
+    enum cofi_verdict verdict; /* the same on all ranks */
+    char text[400];            /* what was wrong, or the errors beside their bounds */
+};
+
+struct cofi_op_check {
+    int64_t (*n_cases)(const struct cofi_check_options *options);
+    /* One line, unique, made of key=value words; `cofuse check PATTERN` selects by it. */
+    void (*case_line)(const struct cofi_check_options *options, int64_t idx, char *line, size_t bytes);
+    /* Shared bytes that the largest case needs. */
+    size_t (*shared_bytes)(const struct cofi_check_options *options);
+    /* Runs one case; collective over the job's ranks. A status is an error of the run itself. */
+    cof_status (*run_case)(struct cofi_job *job, const struct cofi_check_options *options,
+                           int64_t idx, struct cofi_check_result *result);
+};
+
+/* `cofuse run <op>`. Parent and ranks parse the same command line; the parent reads the files, lays
+ * out the shared bytes, starts the ranks, and alone writes and renames outputs. */
+struct cofi_op_run {
+    const char *usage;
+    int (*command)(int argc, char **argv); /* returns the exit code; argv[0] is the operator */
+};
+
+struct cofi_op {
+    const char *name;
+    const char *summary;
+    const struct cofi_op_check *check;
+    const struct cofi_op_run *run;
+};
+
+extern const struct cofi_op *const cofi_ops[]; /* NULL at the end */
+
+#endif

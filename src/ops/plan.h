@@ -1,0 +1,24 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+/* What all plans have in common. An operator's plan begins with a struct cof_plan. */
+#ifndef COFI_PLAN_H
+#define COFI_PLAN_H
+
+#include "cofuse/plan.h"
+#include "core/error.h"
+
+#define COFI_DESCRIBE_BYTES 512
+
+struct cof_plan {
+    const char *op;                    /* "attention" */
+    void (*destroy)(cof_plan *plan);   /* frees all of it */
+    cof_team *team;
+    char describe[COFI_DESCRIBE_BYTES]; /* words of key=value, the first word is the operator */
+};
+
+/* Collective: compares the description over the ranks, by hash, and by words where that differs.
+ * `own` is what this rank's validation found; a rank with an error takes part, so that the others
+ * return COF_ERR_MISMATCH naming it instead of waiting. */
+cof_status cofi_plan_agree(cof_team *team, const char *op, cof_status own, const char *describe);
+
+#endif
