@@ -1,0 +1,437 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE
+/* Starts the ranks of a job, watches them, and leaves no process behind.
+ *
+ * The ranks form one process group. No rank is reaped before the end, so that neither their process
+ * numbers nor the group's can belong to somebody else when they are killed. */
+#include "job.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "core/clock.h"
+#include "job_output.h"
+
+static const int64_t grace_ns = 2000000000; /* from the first failure to SIGKILL */
+static const int64_t drain_ns = 200000000;  /* for output that outlives the ranks */
+
+struct job_rank {
+    pid_t pid;
+    bool has_ended;
+    siginfo_t end;
+    int write_fd[2];                  /* of the output pipes; -1 when inherited */
+    struct cofi_job_output output[2]; /* stdout, stderr */
+};
+
+struct job {
+    const struct cofi_job_spec *spec;
+    int n;
+    struct job_rank *ranks;
+    int (*pairs)[2]; /* [i]: end of rank 0, end of rank i; [0] unused */
+    int signal_fd;
+    int exec_fd[2]; /* a child that cannot exec writes errno */
+    sigset_t old_mask;
+    pid_t parent, group;
+    char token[33];
+    int first_failed;  /* -1: none */
+    int exec_errno;    /* 0: none */
+    int stop_signal;   /* 0: none */
+    int64_t kill_time; /* COFI_NEVER until something failed */
+};
+
+static int fail(struct job *job, const char *what)
+{
+    fprintf(stderr, "%s: %s: %s\n", job->spec->name, what, strerror(errno));
+    return COFI_EXIT_RANK;
+}
+
+static void close_fd(int *fd)
+{
+    if (*fd >= 0)
+        close(*fd);
+    *fd = -1;
+}
+
+/* Two sockets per rank, and with labels four pipe ends. */
+static void raise_file_limit(const struct cofi_job_spec *spec)
+{
+    rlim_t wanted = (rlim_t)(spec->n_ranks * (spec->label_output ? 6 : 2) + 64);
+    struct rlimit limit;
+    if (!getrlimit(RLIMIT_NOFILE, &limit) && limit.rlim_cur < wanted) {
+        limit.rlim_cur = limit.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &limit);
+    }
+}
+
+static int make_token(char token[33])
+{
+    unsigned char bytes[16];
+    if (getrandom(bytes, sizeof bytes, 0) != sizeof bytes)
+        return -1;
+    for (int i = 0; i < 16; i++)
+        snprintf(token + 2 * i, 3, "%02x", bytes[i]);
+    return 0;
+}
+
+static int open_job(struct job *job)
+{
+    const struct cofi_job_spec *spec = job->spec;
+    raise_file_limit(spec);
+    signal(SIGCHLD, SIG_DFL); /* ignored, it would reap the ranks behind our back */
+    sigset_t mask;
+    sigemptyset(&mask);
+    sigaddset(&mask, SIGCHLD);
+    sigaddset(&mask, SIGINT);
+    sigaddset(&mask, SIGTERM);
+    sigaddset(&mask, SIGHUP);
+    pthread_sigmask(SIG_BLOCK, &mask, &job->old_mask);
+    job->signal_fd = signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (job->signal_fd < 0 || pipe2(job->exec_fd, O_CLOEXEC | O_NONBLOCK) || make_token(job->token))
+        return -1;
+    for (int i = 0; i < job->n; i++) {
+        struct job_rank *rank = &job->ranks[i];
+        if (i > 0 && socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, job->pairs[i]))
+            return -1;
+        for (int k = 0; spec->label_output && k < 2; k++) {
+            if (!cofi_job_output_open(&rank->output[k], i, k + 1, &rank->write_fd[k]))
+                return -1;
+        }
+    }
+    return 0;
+}
+
+static bool is_own_variable(const char *entry)
+{
+    static const char *const names[] = {"COFUSE_RANK=", "COFUSE_SIZE=", "COFUSE_JOB=",
+                                        "COFUSE_FDS=", "COFUSE_SHARED_FD="};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (!strncmp(entry, names[i], strlen(names[i])))
+            return true;
+    return false;
+}
+
+/* The environment of one rank: the parent's, with our variables replaced. One allocation; NULL when
+ * memory is short. */
+static char **rank_environment(const struct job *job, int rank)
+{
+    enum { N_OWN = 5, TEXT_BYTES = 128, FD_BYTES = 12 };
+    size_t n = 0, text_bytes = N_OWN * TEXT_BYTES + (size_t)job->n * FD_BYTES;
+    while (environ[n])
+        n++;
+    char **list = malloc((n + N_OWN + 1) * sizeof *list + text_bytes);
+    if (!list)
+        return NULL;
+    char *text = (char *)(list + n + N_OWN + 1), *end = text + text_bytes;
+    size_t at = 0;
+    for (size_t i = 0; i < n; i++)
+        if (!is_own_variable(environ[i]))
+            list[at++] = environ[i];
+#define ADD(...)                                                                                   \
+    do {                                                                                           \
+        list[at++] = text;                                                                         \
+        text += snprintf(text, (size_t)(end - text), __VA_ARGS__) + 1;                             \
+    } while (0)
+    ADD("COFUSE_RANK=%d", rank);
+    ADD("COFUSE_SIZE=%d", job->n);
+    ADD("COFUSE_JOB=%s", job->token);
+    if (job->spec->self)
+        ADD("COFUSE_SHARED_FD=%d", job->spec->shared_fd);
+    ADD("COFUSE_FDS=");
+#undef ADD
+    text--;
+    for (int peer = 0; peer < job->n; peer++) {
+        int fd = rank == 0 && peer > 0 ? job->pairs[peer][0]
+                 : rank > 0 && peer == 0 ? job->pairs[rank][1] : -1;
+        text += snprintf(text, (size_t)(end - text), "%s%d", peer ? "," : "", fd);
+    }
+    list[at] = NULL;
+    return list;
+}
+
+/* In the child, between fork and exec. */
+static void keep_fd(int fd)
+{
+    if (fd >= 0)
+        fcntl(fd, F_SETFD, 0);
+}
+
+static _Noreturn void run_rank(struct job *job, int rank, char **environment)
+{
+    const struct cofi_job_spec *spec = job->spec;
+    struct job_rank *own = &job->ranks[rank];
+    setpgid(0, job->group);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != job->parent) /* it died before prctl */
+        _exit(COFI_EXIT_RANK);
+    signal(SIGXFSZ, SIG_DFL);
+    if (rank == 0) {
+        for (int peer = 1; peer < job->n; peer++)
+            keep_fd(job->pairs[peer][0]);
+    } else {
+        keep_fd(job->pairs[rank][1]);
+    }
+    keep_fd(spec->shared_fd);
+    if (rank > 0 || isatty(STDIN_FILENO)) { /* a background group must not read a terminal */
+        int fd = open("/dev/null", O_RDONLY);
+        if (fd >= 0)
+            dup2(fd, STDIN_FILENO), close(fd);
+    }
+    for (int k = 0; k < 2; k++)
+        if (own->write_fd[k] >= 0)
+            dup2(own->write_fd[k], k + 1);
+    pthread_sigmask(SIG_SETMASK, &job->old_mask, NULL);
+    if (spec->self)
+        execve("/proc/self/exe", spec->argv, environment);
+    else
+        execvpe(spec->argv[0], spec->argv, environment);
+    int error = errno;
+    if (write(job->exec_fd[1], &error, sizeof error) < 0)
+        _exit(COFI_EXIT_RANK);
+    _exit(COFI_EXIT_USAGE);
+}
+
+static int start_ranks(struct job *job)
+{
+    fflush(NULL);
+    job->parent = getpid();
+    for (int i = 0; i < job->n; i++) {
+        char **environment = rank_environment(job, i);
+        pid_t pid = environment ? fork() : -1;
+        if (pid == 0)
+            run_rank(job, i, environment);
+        free(environment);
+        if (pid < 0)
+            return -1;
+        job->ranks[i].pid = pid;
+        if (i == 0)
+            job->group = pid;
+        setpgid(pid, job->group); /* here and in the child: whoever comes first */
+    }
+    /* With our ends closed, a rank that dies hangs up on its peers. */
+    for (int i = 0; i < job->n; i++) {
+        for (int k = 0; k < 2; k++) {
+            close_fd(&job->pairs[i][k]);
+            close_fd(&job->ranks[i].write_fd[k]);
+        }
+    }
+    close_fd(&job->exec_fd[1]);
+    return 0;
+}
+
+static void start_grace(struct job *job, int64_t ns)
+{
+    int64_t time = cofi_now() + ns;
+    if (time < job->kill_time)
+        job->kill_time = time;
+}
+
+static bool has_failed(const struct job_rank *rank)
+{
+    return rank->has_ended && (rank->end.si_code != CLD_EXITED || rank->end.si_status != 0);
+}
+
+static void report_failure(const struct job *job, int idx)
+{
+    const struct job_rank *rank = &job->ranks[idx];
+    if (rank->end.si_code != CLD_EXITED)
+        fprintf(stderr, "%s: rank %d was killed by signal %d (%s)\n", job->spec->name, idx,
+                rank->end.si_status, strsignal(rank->end.si_status));
+    else if (!job->spec->self || rank->end.si_status != COFI_EXIT_CHECK)
+        fprintf(stderr, "%s: rank %d ended with exit code %d\n", job->spec->name, idx,
+                rank->end.si_status);
+}
+
+static void pump_output(struct job *job)
+{
+    for (int i = 0; i < job->n; i++)
+        for (int k = 0; k < 2; k++)
+            cofi_job_output_pump(&job->ranks[i].output[k]);
+}
+
+/* Looks which ranks have ended; true when all have. */
+static bool collect_ends(struct job *job)
+{
+    bool all = true;
+    for (int i = 0; i < job->n; i++) {
+        struct job_rank *rank = &job->ranks[i];
+        if (!rank->has_ended && rank->pid > 0) {
+            rank->end.si_pid = 0;
+            int rc = waitid(P_PID, (id_t)rank->pid, &rank->end, WEXITED | WNOHANG | WNOWAIT);
+            rank->has_ended = rc == 0 && rank->end.si_pid == rank->pid;
+            if (has_failed(rank) && job->first_failed < 0 && !job->exec_errno &&
+                !job->stop_signal) {
+                job->first_failed = i;
+                pump_output(job);
+                report_failure(job, i);
+                start_grace(job, grace_ns);
+            }
+        }
+        all &= rank->has_ended || rank->pid <= 0;
+    }
+    return all;
+}
+
+static void read_signals(struct job *job)
+{
+    struct signalfd_siginfo info;
+    while (read(job->signal_fd, &info, sizeof info) == sizeof info) {
+        int number = (int)info.ssi_signo;
+        if (number == SIGCHLD)
+            continue;
+        bool is_first = job->stop_signal == 0;
+        job->stop_signal = number;
+        if (is_first && !job->spec->self) /* somebody else's program may want to clean up */
+            kill(-job->group, number);
+        start_grace(job, is_first && !job->spec->self ? grace_ns : 0);
+    }
+    int error;
+    if (job->exec_fd[0] >= 0 && !job->exec_errno &&
+        read(job->exec_fd[0], &error, sizeof error) == sizeof error) {
+        job->exec_errno = error;
+        fprintf(stderr, "%s: cannot run \"%s\": %s\n", job->spec->name, job->spec->argv[0],
+                strerror(error));
+        start_grace(job, 0);
+    }
+}
+
+/* Sleeps until a signal, output, or the time. */
+static void wait_event(struct job *job, struct pollfd *fds, int64_t until)
+{
+    nfds_t n = 0;
+    fds[n++] = (struct pollfd){.fd = job->signal_fd, .events = POLLIN};
+    for (int i = 0; i < job->n; i++)
+        for (int k = 0; k < 2; k++)
+            if (job->ranks[i].output[k].fd >= 0)
+                fds[n++] = (struct pollfd){.fd = job->ranks[i].output[k].fd, .events = POLLIN};
+    int64_t left = until == COFI_NEVER ? -1 : (until - cofi_now() + 999999) / 1000000;
+    poll(fds, n, left < 0 ? (until == COFI_NEVER ? -1 : 0) : (int)left);
+}
+
+static void watch_ranks(struct job *job, struct pollfd *fds)
+{
+    for (;;) {
+        read_signals(job);
+        pump_output(job);
+        if (collect_ends(job) || cofi_now() >= job->kill_time)
+            return;
+        wait_event(job, fds, job->kill_time);
+    }
+}
+
+/* Kills what is left of the group, grandchildren included, and reaps the ranks. */
+static void end_ranks(struct job *job, struct pollfd *fds)
+{
+    for (int i = 0; i < job->n; i++)
+        if (job->ranks[i].pid > 0 && !job->ranks[i].has_ended && job->first_failed >= 0)
+            fprintf(stderr, "%s: rank %d did not end within 2 s of that and was killed\n",
+                    job->spec->name, i);
+    if (job->group > 0)
+        kill(-job->group, SIGKILL);
+    for (int i = 0; i < job->n; i++) {
+        struct job_rank *rank = &job->ranks[i];
+        if (rank->pid <= 0)
+            continue;
+        kill(rank->pid, SIGKILL); /* a rank that left the group; ended ones are unreaped still */
+        while (waitpid(rank->pid, NULL, 0) < 0 && errno == EINTR)
+            continue;
+    }
+    for (int64_t until = cofi_now() + drain_ns; cofi_now() < until;) {
+        pump_output(job);
+        bool open = false;
+        for (int i = 0; i < job->n; i++)
+            open |= job->ranks[i].output[0].fd >= 0 || job->ranks[i].output[1].fd >= 0;
+        if (!open)
+            break;
+        wait_event(job, fds, until);
+    }
+}
+
+static void close_job(struct job *job)
+{
+    for (int i = 0; i < job->n; i++) {
+        for (int k = 0; k < 2; k++) {
+            close_fd(&job->pairs[i][k]);
+            close_fd(&job->ranks[i].write_fd[k]);
+            cofi_job_output_close(&job->ranks[i].output[k]);
+        }
+    }
+    close_fd(&job->signal_fd);
+    close_fd(&job->exec_fd[0]);
+    close_fd(&job->exec_fd[1]);
+    pthread_sigmask(SIG_SETMASK, &job->old_mask, NULL);
+    if (job->stop_signal) { /* ends as the signal would have ended us */
+        signal(job->stop_signal, SIG_DFL);
+        raise(job->stop_signal);
+    }
+}
+
+/* A signal outweighs all; a rank's own complaint (2, 4) the errors that it causes on others. */
+static int exit_code(const struct job *job)
+{
+    if (job->exec_errno)
+        return COFI_EXIT_USAGE;
+    bool has_code[COFI_EXIT_UNSUPPORTED + 1] = {false};
+    for (int i = 0; i < job->n; i++) {
+        const struct job_rank *rank = &job->ranks[i];
+        if (!rank->has_ended || rank->end.si_code != CLD_EXITED)
+            return COFI_EXIT_RANK;
+        int code = rank->end.si_status;
+        has_code[code > COFI_EXIT_UNSUPPORTED ? COFI_EXIT_RANK : code] = true;
+    }
+    static const int order[] = {COFI_EXIT_USAGE, COFI_EXIT_UNSUPPORTED, COFI_EXIT_RANK,
+                                COFI_EXIT_CHECK};
+    for (size_t i = 0; i < sizeof order / sizeof order[0]; i++)
+        if (has_code[order[i]])
+            return order[i];
+    return COFI_EXIT_OK;
+}
+
+int cofi_job_run(const struct cofi_job_spec *spec)
+{
+    struct job job = {.spec = spec, .n = spec->n_ranks, .signal_fd = -1, .exec_fd = {-1, -1},
+                      .first_failed = -1, .kill_time = COFI_NEVER};
+    size_t n = (size_t)job.n;
+    job.ranks = calloc(n, sizeof *job.ranks);
+    job.pairs = calloc(n, sizeof *job.pairs);
+    struct pollfd *fds = calloc(2 * n + 1, sizeof *fds);
+    int code = COFI_EXIT_RANK;
+    if (!job.ranks || !job.pairs || !fds) {
+        fail(&job, "memory for the job");
+        goto free_job;
+    }
+    for (size_t i = 0; i < n; i++) {
+        job.pairs[i][0] = job.pairs[i][1] = -1;
+        job.ranks[i].write_fd[0] = job.ranks[i].write_fd[1] = -1;
+        job.ranks[i].output[0].fd = job.ranks[i].output[1].fd = -1;
+    }
+    if (open_job(&job)) {
+        code = fail(&job, "sockets and pipes for the ranks");
+    } else if (start_ranks(&job)) {
+        code = fail(&job, "starting the ranks");
+        end_ranks(&job, fds);
+    } else {
+        watch_ranks(&job, fds);
+        end_ranks(&job, fds);
+        code = exit_code(&job);
+    }
+    close_job(&job);
+free_job:
+    free(job.ranks);
+    free(job.pairs);
+    free(fds);
+    return code;
+}

@@ -1,0 +1,69 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+/* The file format safetensors: 8 bytes little-endian header length, a JSON header, the data.
+ *
+ * The reader believes nothing: every length, offset and shape is checked against the file before it
+ * is used, and data is read (not mapped), so that no file can crash the program. Each error is one
+ * line that names the file, the tensor and the broken rule. */
+#ifndef COFI_SAFETENSORS_H
+#define COFI_SAFETENSORS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "cofuse/tensor.h"
+
+#define COFI_SAFETENSORS_HEADER_BYTES_MAX 100000000
+#define COFI_SAFETENSORS_NDIM_MAX 8
+#define COFI_SAFETENSORS_ERROR_BYTES 512 /* that every `error` below points to */
+
+struct cofi_st_tensor {
+    const char *name;
+    cof_dtype dtype;
+    int ndim;
+    int64_t shape[COFI_SAFETENSORS_NDIM_MAX];
+    void *data; /* writer only: what to write */
+    size_t bytes;
+    uint64_t offset; /* in the file; the writer ignores it */
+};
+
+struct cofi_st_metadata {
+    const char *key, *value;
+};
+
+struct cofi_st_file {
+    char *path;
+    int fd;
+    int n_tensors, n_metadata;
+    struct cofi_st_tensor *tensors;    /* in the order of the header */
+    struct cofi_st_metadata *metadata; /* in the order of the header */
+    void *json;                        /* owns the strings */
+};
+
+/* Opens a file and checks all of its header. false: *file owns nothing, error has the text. */
+bool cofi_st_open(const char *path, struct cofi_st_file *file, char *error);
+void cofi_st_close(struct cofi_st_file *file);
+
+/* The format's name of a dtype ("BF16"); NULL when it has none. */
+const char *cofi_st_dtype_name(cof_dtype dtype);
+
+/* NULL when there is none. */
+const struct cofi_st_tensor *cofi_st_find(const struct cofi_st_file *file, const char *name);
+const char *cofi_st_metadata(const struct cofi_st_file *file, const char *key);
+
+/* Reads a tensor's bytes to `dst`. */
+bool cofi_st_load(const struct cofi_st_file *file, const struct cofi_st_tensor *tensor, void *dst,
+                  char *error);
+
+/* Writes tensors (widest dtype first, so that each is aligned) and metadata to a temporary file
+ * beside `path`, syncs it and renames it. On failure an old file is untouched and nothing is left.
+ * Refuses a path that exists and is no regular file; a symbolic link is followed. */
+bool cofi_st_write(const char *path, const struct cofi_st_metadata *metadata, int n_metadata,
+                   const struct cofi_st_tensor *tensors, int n_tensors, char *error);
+
+/* Whether cofi_st_write could begin: the directory exists and may be written, the path is free or a
+ * regular file. For saying so before hours of work. */
+bool cofi_st_may_write(const char *path, char *error);
+
+#endif
