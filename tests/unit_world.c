@@ -1,0 +1,206 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+/* Joining, teams and exchanges, and every way they can go wrong: bad options, ranks that do not come,
+ * that leave, that disagree. Ranks are threads. */
+#include "test.h"
+
+static cof_world_options options(int rank, int n_ranks, const char *job)
+{
+    cof_world_options o = COF_WORLD_OPTIONS_INIT;
+    o.rank = rank;
+    o.n_ranks = n_ranks;
+    o.job = job;
+    o.engine = COF_ENGINE_THREAD;
+    o.n_threads = 1;
+    o.init_timeout = 0.5;
+    return o;
+}
+
+static void test_bad_options(void)
+{
+    cof_world *w;
+    cof_world_options o = options(0, 1, NULL);
+    CHECK_FAILS(cof_world_create(&o, NULL), COF_ERR_INVALID, "world_out");
+    o.size = 8;
+    CHECK_FAILS(cof_world_create(&o, &w), COF_ERR_INVALID, "options.size = 8");
+    o = options(2, 2, "x");
+    CHECK_FAILS(cof_world_create(&o, &w), COF_ERR_INVALID, "options.rank = 2: wanted 0 .. 1");
+    o = options(0, -3, "x");
+    CHECK_FAILS(cof_world_create(&o, &w), COF_ERR_INVALID, "options.n_ranks = -3");
+    o = options(0, 2, NULL);
+    CHECK_FAILS(cof_world_create(&o, &w), COF_ERR_INVALID, "options.job is NULL");
+    o = options(0, 1, NULL);
+    o.engine = (cof_engine)9;
+    CHECK_FAILS(cof_world_create(&o, &w), COF_ERR_INVALID, "options.engine = 9");
+    o = options(0, 1, NULL);
+    o.n_threads = 1000;
+    CHECK_FAILS(cof_world_create(&o, &w), COF_ERR_INVALID, "n_threads = 1000");
+    setenv("COFUSE_TIMEOUT", "soon", 1);
+    o = options(0, 1, NULL);
+    CHECK_FAILS(cof_world_create(&o, &w), COF_ERR_INVALID, "COFUSE_TIMEOUT = \"soon\"");
+    unsetenv("COFUSE_TIMEOUT");
+    setenv("COFUSE_SIZE", "4", 1);
+    CHECK_FAILS(cof_world_create(NULL, &w), COF_ERR_INVALID, "COFUSE_SIZE = 4, but neither");
+    unsetenv("COFUSE_SIZE");
+    CHECK(w == NULL, "a world came out");
+}
+
+static void one_missing(int rank, int n_ranks, const char *job, void *arg)
+{
+    (void)arg;
+    cof_world *w;
+    cof_world_options o = options(rank, n_ranks, job);
+    if (rank == 2) /* never comes */
+        return;
+    CHECK_FAILS(cof_world_create(&o, &w), COF_ERR_TIMEOUT, "did not arrive: 2");
+}
+
+static void rank0_missing(int rank, int n_ranks, const char *job, void *arg)
+{
+    (void)arg;
+    cof_world *w;
+    cof_world_options o = options(rank, n_ranks, job);
+    if (rank > 0)
+        CHECK_FAILS(cof_world_create(&o, &w), COF_ERR_TIMEOUT, "rank 0 of job");
+}
+
+static void sizes_differ(int rank, int n_ranks, const char *job, void *arg)
+{
+    (void)arg;
+    cof_world *w;
+    cof_world_options o = options(rank, rank == 1 ? n_ranks + 1 : n_ranks, job);
+    CHECK_FAILS(cof_world_create(&o, &w), COF_ERR_MISMATCH, "rank 1 has n_ranks = 3, rank 0 has 2");
+}
+
+static void twice_rank1(int rank, int n_ranks, const char *job, void *arg)
+{
+    (void)arg;
+    cof_world *w = NULL;
+    cof_world_options o = options(rank == 2 ? 1 : rank, n_ranks, job);
+    cof_status status = cof_world_create(&o, &w);
+    CHECK(status == COF_ERR_MISMATCH, "%s: %s", cof_status_name(status), cof_last_error());
+    cof_world_destroy(w);
+}
+
+static void engines_differ(int rank, int n_ranks, const char *job, void *arg)
+{
+    (void)arg;
+    cof_world *w;
+    cof_world_options o = options(rank, n_ranks, job);
+    o.engine = rank ? COF_ENGINE_SHM : COF_ENGINE_THREAD;
+    CHECK_FAILS(cof_world_create(&o, &w), COF_ERR_MISMATCH, "engine");
+}
+
+static void exchanges(int rank, int n_ranks, const char *job, void *arg)
+{
+    (void)arg;
+    cof_world *w = test_world(rank, n_ranks, job, 10);
+    cof_team *team = cof_world_team(w), *part = NULL;
+    int mine[2] = {rank, rank * rank}, all[16][2];
+    CHECK(cof_world_rank(w) == rank && cof_world_size(w) == n_ranks, "rank and size");
+    CHECK_OK(cof_team_barrier(team));
+    CHECK_OK(cof_team_allgather(team, mine, all, sizeof mine));
+    for (int r = 0; r < n_ranks; r++)
+        CHECK(all[r][0] == r && all[r][1] == r * r, "rank %d sent %d %d", r, all[r][0], all[r][1]);
+    /* a team of the odd ranks backwards, and one of the even */
+    int odd[8], even[8], n_odd = 0, n_even = 0;
+    for (int r = n_ranks - 1; r >= 0; r--)
+        if (r % 2)
+            odd[n_odd++] = r;
+        else
+            even[n_even++] = r;
+    CHECK_OK(cof_team_create(w, rank % 2 ? odd : even, rank % 2 ? n_odd : n_even, 7, &part));
+    CHECK_OK(cof_team_allgather(part, &rank, all, sizeof rank));
+    CHECK(((int *)all)[0] == (rank % 2 ? odd : even)[0], "first of the team is %d", ((int *)all)[0]);
+    CHECK(cof_team_size(part) == (rank % 2 ? n_odd : n_even), "team of %d", cof_team_size(part));
+    CHECK_OK(cof_team_barrier(part));
+    CHECK_OK(cof_team_query(team));
+    cof_team_destroy(part);
+    int outside[1] = {(rank + 1) % n_ranks}, twice[2] = {rank, rank}, far[1] = {n_ranks};
+    CHECK_FAILS(cof_team_create(w, far, 1, 0, &part), COF_ERR_INVALID, "ranks[0] = ");
+    CHECK_FAILS(cof_team_create(w, far, 0, 0, &part), COF_ERR_INVALID, "n = 0");
+    if (n_ranks > 1) {
+        CHECK_FAILS(cof_team_create(w, outside, 1, 0, &part), COF_ERR_INVALID, "is not among them");
+        CHECK_FAILS(cof_team_create(w, twice, 2, 0, &part), COF_ERR_INVALID, "are both");
+    }
+    CHECK_OK(cof_team_barrier(team)); /* nobody leaves while another looks */
+    cof_world_destroy(w);
+}
+
+static cof_world *impatient(int rank, int n_ranks, const char *job)
+{
+    cof_world_options o = options(rank, n_ranks, job);
+    cof_world *w = NULL;
+    o.init_timeout = 1;
+    CHECK_OK(cof_world_create(&o, &w));
+    return w;
+}
+
+static void different_calls(int rank, int n_ranks, const char *job, void *arg)
+{
+    (void)arg;
+    cof_world *w = impatient(rank, n_ranks, job);
+    cof_team *team = cof_world_team(w);
+    int x = 0, all[16];
+    cof_status status = rank == 1 ? cof_team_allgather(team, &x, all, sizeof x) : cof_team_barrier(team);
+    CHECK_FAILS(status, COF_ERR_MISMATCH, "rank 1 is in \"allgather\" while rank 0 is in \"barrier\"");
+    CHECK_FAILS(cof_team_query(team), COF_ERR_MISMATCH, "allgather"); /* the team is done for */
+    cof_world_destroy(w);
+}
+
+static void teams_differ(int rank, int n_ranks, const char *job, void *arg)
+{
+    (void)arg;
+    cof_world *w = impatient(rank, n_ranks, job);
+    cof_team *part;
+    int ranks[2] = {0, 1};
+    CHECK_FAILS(cof_team_create(w, ranks, 2, rank == 1 ? 5 : 4, &part), COF_ERR_MISMATCH,
+                "on another team");
+    CHECK(!part, "a team came out");
+    cof_world_destroy(w);
+}
+
+static void one_late(int rank, int n_ranks, const char *job, void *arg)
+{
+    (void)arg;
+    cof_world *w = impatient(rank, n_ranks, job);
+    if (rank == 1)
+        usleep(1500000);
+    cof_status status = cof_team_barrier(cof_world_team(w));
+    if (rank != 1)
+        CHECK_FAILS(status, COF_ERR_TIMEOUT, "rank 1 did not come within 1 s");
+    else
+        CHECK(status != COF_OK, "the late rank passed a barrier that had failed");
+    if (rank == 0) /* so that the late rank gets the answer, not a hang-up */
+        usleep(1000000);
+    cof_world_destroy(w);
+}
+
+static void one_leaves(int rank, int n_ranks, const char *job, void *arg)
+{
+    (void)arg;
+    cof_world *w = impatient(rank, n_ranks, job);
+    if (rank != 2) {
+        cof_status status = cof_team_barrier(cof_world_team(w));
+        CHECK(status == COF_ERR_PEER_DEAD || status == COF_ERR_MISMATCH, "%s", cof_last_error());
+    }
+    cof_world_destroy(w);
+}
+
+int main(void)
+{
+    test_bad_options();
+    test_ranks(4, one_missing, NULL);
+    test_ranks(3, rank0_missing, NULL);
+    test_ranks(2, sizes_differ, NULL);
+    test_ranks(3, twice_rank1, NULL);
+    test_ranks(2, engines_differ, NULL);
+    const int sizes[] = {1, 2, 3, 5, 8};
+    for (int i = 0; i < 5; i++)
+        test_ranks(sizes[i], exchanges, NULL);
+    test_ranks(3, different_calls, NULL);
+    test_ranks(2, teams_differ, NULL);
+    test_ranks(3, one_late, NULL);
+    test_ranks(3, one_leaves, NULL);
+    return test_done();
+}
