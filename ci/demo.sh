@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# SPDX-FileCopyrightText: The Cofuse authors
+# SPDX-License-Identifier: Apache-2.0
+#
+# Runs the operators over several ranks on sample tensors of a real model, beside the reference.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 2
+failed=0
+
+for mask in none causal; do
+    echo "attention of all-MiniLM-L6-v2, layer 3, 512 tokens, mask $mask, forward and backward:"
+    build/cofuse run attention --ranks 1,2,4 --mask "$mask" -i samples/minilm_qkv.safetensors \
+        --backward --compare || failed=1
+    echo
+done
+
+[ $failed -eq 0 ] || {
+    echo "demo: a run failed" >&2
+    exit 1
+}
