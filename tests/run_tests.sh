@@ -113,7 +113,13 @@ for script in tests/scenario_*.sh; do
     run "scenario/${name#scenario_}" 300 bash "$script"
 done
 
+# Every case; then small ones in the other ways to run.
 run check/shm 400 build/cofuse check --ranks 1,2,3,4
+small=('*s=? *' 's=129 ')
+run check/thread 300 build/cofuse check --engine thread --ranks 2,3 "${small[@]}"
+run check/staged 300 env COFUSE_FORCE_STAGED=1 build/cofuse check --ranks 2,3 "${small[@]}"
+run check/plain 300 env COFUSE_GEMM=plain COFUSE_CPU_ISA=scalar \
+    build/cofuse check --ranks 2 "${small[@]}"
 
 # Address space randomisation of some kernels is too wide for ThreadSanitizer's shadow.
 fixed_addresses=()
@@ -135,10 +141,10 @@ for preset in "${presets[@]}"; do
     case $preset in
     tsan)
         run tsan/check 400 "${fixed_addresses[@]}" build/tsan/cofuse check \
-            --engine thread --ranks 1,2,3
+            --engine thread --ranks 1,2,3 '*s=? *' '*s=129 *heads=1:1*'
         ;;
     *)
-        run "$preset/check" 400 "build/$preset/cofuse" check --ranks 1,2
+        run "$preset/check" 400 "build/$preset/cofuse" check --ranks 1,2,3 "${small[@]}"
         ;;
     esac
 done

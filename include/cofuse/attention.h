@@ -106,7 +106,8 @@ COF_API cof_status cof_attention_plan_create(cof_team *team, const cof_attention
 
 /**
  * o, lse from q, k, v. Every rank of the team calls it, in the same order of calls on this plan;
- * enqueues on `stream`. Several calls may be in flight.
+ * enqueues on `stream`. Several calls may be in flight; the caller orders them: all on one stream, or
+ * with events between streams (COF_STREAM_NOW is a stream of its own).
  *
  * Rows: lse is -inf and o is 0 for a row that sees no key; padding rows (PADDED) get the same.
  * NaN or infinite inputs spread to the rows that see them, and to no other.

@@ -32,9 +32,9 @@ typedef struct cof_stream {
 } cof_stream;
 
 /**
- * The call returns when its work is done, and returns the work's own status. Refused
- * (COF_ERR_INVALID) on a thread that has made more than one rank of the team, where it would wait
- * for itself.
+ * The call returns when its work is done, and returns the work's own status. A thread that drives
+ * more than one rank of a team must use streams instead: with NOW it waits for itself, until the
+ * deadline.
  */
 #ifdef __cplusplus
 #define COF_STREAM_NOW (cof_stream{COF_STREAM_KIND_NOW, nullptr})

@@ -17,12 +17,13 @@ struct cofi_gemm {
     struct cofi_gemm_plain *plain;
 };
 
-/* The choice, for the process. `mutex` guards it, and serialises opening: the first open caps
- * oneDNN's instruction set and may still fall back to plain C. */
+/* The choice, for the process. `mutex` guards changes to it, and serialises opening: the first open
+ * caps oneDNN's instruction set and may still fall back to plain C. Running plans read the two
+ * atomics without it. */
 static struct {
     pthread_mutex_t mutex;
     bool is_made, is_proven; /* proven: an open succeeded */
-    bool has_onednn, has_bf16;
+    _Atomic bool has_onednn, has_bf16;
     cof_status status;
     char text[COFI_ERROR_TEXT_BYTES];
 } choice = {.mutex = PTHREAD_MUTEX_INITIALIZER};
@@ -74,10 +75,7 @@ static bool uses_onednn(void)
 
 const char *cofi_gemm_name(void)
 {
-    pthread_mutex_lock(&choice.mutex);
-    const char *name = uses_onednn() ? cofi_onednn_name() : "plain";
-    pthread_mutex_unlock(&choice.mutex);
-    return name;
+    return uses_onednn() ? cofi_onednn_name() : "plain";
 }
 
 void cofi_gemm_use_plain(void)
@@ -91,10 +89,8 @@ void cofi_gemm_use_plain(void)
 
 bool cofi_gemm_has(enum cofi_gemm_type type)
 {
-    pthread_mutex_lock(&choice.mutex);
-    bool has_bf16 = uses_onednn() && choice.has_bf16 && cofi_isa() >= COFI_ISA_AVX512_BF16;
-    pthread_mutex_unlock(&choice.mutex);
-    return type == COFI_GEMM_F32 || has_bf16;
+    return type == COFI_GEMM_F32 ||
+           (uses_onednn() && choice.has_bf16 && cofi_isa() >= COFI_ISA_AVX512_BF16);
 }
 
 /* The self-test: integers small enough that fp32 and bf16 products are exact in any order, sizes

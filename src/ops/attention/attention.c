@@ -10,6 +10,7 @@
 
 #include "backend/cpu/vec.h"
 #include "core/tensor.h"
+#include "core/hash.h"
 #include "core/log.h"
 #include "symm/engine.h"
 #include "symm/stream.h"
@@ -272,7 +273,7 @@ static cof_status build(struct cofi_attention_plan *plan, cof_team *team,
     COF_TRY(cofi_team_agree(team, "plan allocate", allocate_local(plan)));
     COF_TRY(cofi_arena_open(team, "attention", lay_out_symmetric(plan), COFI_ATTENTION_PURPOSES,
                             &plan->arena));
-    plan->ordinal = team->n_plans++;
+    plan->digest = cofi_hash_u64(cofi_hash(COFI_HASH_SEED, "attention", 9), team->n_plans++);
     cofi_log(COFI_LOG_PLAN, "plan: %s", plan->base.describe);
     return COF_OK;
 }

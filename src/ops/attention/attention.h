@@ -42,7 +42,7 @@ struct cofi_attention_plan {
     cof_attention_params params; /* defaults filled in */
     cof_layout layout;
     int rank, n_ranks;
-    uint64_t ordinal; /* of the team's plans: goes into the digest */
+    uint64_t digest; /* operator and place among the team's plans; the direction joins it */
     struct cofi_attention_dims dims;
     int64_t local_rows; /* of this rank */
     int64_t max_rows;   /* over the ranks */

@@ -116,8 +116,8 @@ static cof_status open_call(struct cofi_cpu_stream *s, const void *args)
 {
     struct open_args a = *(const struct open_args *)args;
     struct cofi_attention_plan *plan = a.plan;
-    uint64_t digest = cofi_hash_u64(plan->ordinal, (uint64_t)a.direction);
-    COF_TRY(cofi_arena_begin(plan->arena, (uint32_t)a.direction, digest));
+    COF_TRY(cofi_arena_begin(plan->arena, (uint32_t)a.direction,
+                             cofi_hash_u64(plan->digest, (uint64_t)a.direction)));
     for (int i = 1; i < plan->n_ranks && !COFI_FAULT(KV_ACK_WAIT, plan->rank); i++)
         COF_TRY(cofi_arena_wait_ack(plan->arena, writer_of_step(plan, i), COFI_KV_ACK, plan->kv_epoch,
                                     "keys of the last call read"));

@@ -1,0 +1,126 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+/* Running a plan allocates nothing and reads no environment: the program is linked with malloc and
+ * its kin, getenv and pthread_mutex_lock wrapped for Cofuse's own objects (a GEMM library has its own
+ * heap calls, which do not count), and no call may be seen between enqueue and sync. */
+#include "test.h"
+
+static atomic_int counting, n_calls;
+static const char *volatile last_call = "";
+
+static void count(const char *name)
+{
+    if (atomic_load(&counting)) {
+        atomic_fetch_add(&n_calls, 1);
+        last_call = name;
+    }
+}
+
+void *__real_malloc(size_t bytes);
+void *__real_calloc(size_t n, size_t bytes);
+void *__real_realloc(void *p, size_t bytes);
+void *__real_aligned_alloc(size_t align, size_t bytes);
+void *__real_mmap(void *at, size_t bytes, int prot, int flags, int fd, long offset);
+char *__real_getenv(const char *name);
+int __real_pthread_mutex_lock(pthread_mutex_t *m);
+
+void *__wrap_malloc(size_t bytes);
+void *__wrap_calloc(size_t n, size_t bytes);
+void *__wrap_realloc(void *p, size_t bytes);
+void *__wrap_aligned_alloc(size_t align, size_t bytes);
+void *__wrap_mmap(void *at, size_t bytes, int prot, int flags, int fd, long offset);
+char *__wrap_getenv(const char *name);
+int __wrap_pthread_mutex_lock(pthread_mutex_t *m);
+
+void *__wrap_malloc(size_t bytes)
+{
+    count("malloc");
+    return __real_malloc(bytes);
+}
+
+void *__wrap_calloc(size_t n, size_t bytes)
+{
+    count("calloc");
+    return __real_calloc(n, bytes);
+}
+
+void *__wrap_realloc(void *p, size_t bytes)
+{
+    count("realloc");
+    return __real_realloc(p, bytes);
+}
+
+void *__wrap_aligned_alloc(size_t align, size_t bytes)
+{
+    count("aligned_alloc");
+    return __real_aligned_alloc(align, bytes);
+}
+
+void *__wrap_mmap(void *at, size_t bytes, int prot, int flags, int fd, long offset)
+{
+    count("mmap");
+    return __real_mmap(at, bytes, prot, flags, fd, offset);
+}
+
+char *__wrap_getenv(const char *name)
+{
+    count("getenv");
+    return __real_getenv(name);
+}
+
+int __wrap_pthread_mutex_lock(pthread_mutex_t *m)
+{
+    count("pthread_mutex_lock");
+    return __real_pthread_mutex_lock(m);
+}
+
+static pthread_barrier_t meet;
+
+static void run_plan(int rank, int n_ranks, const char *job, void *arg)
+{
+    cof_world *w = test_world(rank, n_ranks, job, 20);
+    cof_attention_params p = test_attention_params(300);
+    struct test_attention t;
+    cof_plan *plan;
+    cof_stream stream;
+    p.dtype = arg ? COF_BF16 : COF_F32;
+    p.n_kv_heads = 1;
+    test_attention_make(&t, &p, rank, n_ranks, 1);
+    CHECK_OK(cof_attention_plan_create(cof_world_team(w), &p, NULL, &plan));
+    CHECK_OK(cof_stream_create(w, 2, &stream));
+    pthread_barrier_wait(&meet);
+    atomic_store(&counting, 1);
+    pthread_barrier_wait(&meet);
+    for (int i = 0; i < 3; i++) {
+        CHECK_OK(cof_attention_forward(plan, &t.args, stream));
+        CHECK_OK(cof_attention_backward(plan, &t.args, stream));
+        CHECK_OK(cof_stream_sync(stream)); /* NOW is another stream */
+        CHECK_OK(cof_attention_forward(plan, &t.args, COF_STREAM_NOW));
+    }
+    pthread_barrier_wait(&meet);
+    atomic_store(&counting, 0);
+    pthread_barrier_wait(&meet);
+    cof_stream_destroy(stream);
+    cof_plan_destroy(plan);
+    cof_team_barrier(cof_world_team(w));
+    cof_world_destroy(w);
+    test_attention_free(&t);
+}
+
+int main(void)
+{
+    for (int n_ranks = 1; n_ranks <= 3; n_ranks++)
+        for (int bf16 = 0; bf16 < 2; bf16++) {
+            pthread_barrier_init(&meet, NULL, (unsigned)n_ranks);
+            test_ranks(n_ranks, run_plan, bf16 ? &meet : NULL);
+            pthread_barrier_destroy(&meet);
+        }
+    CHECK(n_calls == 0, "%d calls while plans ran, the last of %s", n_calls, last_call);
+    /* The counter works: a plan is made with it on. */
+    atomic_store(&counting, 1);
+    cof_world *w = test_world(0, 1, NULL, 20);
+    atomic_store(&counting, 0);
+    CHECK(n_calls > 0, "nothing was counted where there is something to count");
+    cof_world_destroy(w);
+    return test_done();
+}
