@@ -56,7 +56,8 @@ static double loss(const struct cofi_attention_problem *p)
 }
 
 /* d loss / d x[at] by central differences against `grad`. */
-static void check_gradient(const struct cofi_attention_problem *p, float *x, int64_t at, double grad)
+static void check_gradient(const struct cofi_attention_problem *p, float *x, int64_t at,
+                           double grad)
 {
     const float step = 1.0f / 4096, saved = x[at];
     x[at] = saved + step;

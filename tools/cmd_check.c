@@ -25,8 +25,8 @@ static const char usage[] =
     "usage: cofuse check [PATTERN...] [options]\n"
     "\n"
     "Runs every kernel on many small problems and compares the results with a reference in fp64.\n"
-    "A case is a line of key=value words (--list). PATTERN selects the lines that hold it, or that\n"
-    "it matches with * and ?. The last line of output is `N passed, N failed`.\n"
+    "A case is a line of key=value words (--list). PATTERN selects the lines that hold it, or\n"
+    "that it matches with * and ?. The last line of output is `N passed, N failed`.\n"
     "\n"
     "      --ranks LIST   rank counts [1,2,3,4]\n"
     "      --engine E     shm: processes; thread: threads of this process [COFUSE_ENGINE]\n"
@@ -130,6 +130,15 @@ static void clear_progress(const struct rank_state *s)
         fputs("\r\033[K", stderr);
 }
 
+/* The command that runs a failed case again. */
+static void print_again(const struct cofi_check_options *options, const char *line)
+{
+    const char *end = strstr(line, " ranks=");
+    printf("     again: cofuse check '%.*s' --ranks %d --seed %" PRIu64 "%s\n",
+           (int)(end ? end - line : LINE_BYTES - 1), line, options->n_ranks, options->seed,
+           options->full ? " --full" : "");
+}
+
 /* Rank 0 counts and prints a case that came to a verdict. */
 static void report(struct rank_state *s, const char *line, const struct cofi_check_result *result,
                    double seconds)
@@ -145,11 +154,8 @@ static void report(struct rank_state *s, const char *line, const struct cofi_che
         printf("%s %s (%.2f s):%s%s\n", words[result->verdict], line, seconds,
                result->text[0] == ' ' ? "" : " ", result->text);
     }
-    if (failed) {
-        int cut = (int)(strstr(line, " ranks=") - line);
-        printf("     again: cofuse check '%.*s' --ranks %d --seed %" PRIu64 "%s\n", cut, line,
-               s->options.n_ranks, s->options.seed, s->options.full ? " --full" : "");
-    }
+    if (failed)
+        print_again(&s->options, line);
     fflush(stdout);
 }
 
@@ -324,7 +330,9 @@ static int run_job(const struct request *r, int n_ranks, int argc, char **argv,
     if (code == COFI_EXIT_OK && !shared->finished)
         code = COFI_EXIT_RANK;
     if (code != COFI_EXIT_OK && shared->line[0]) {
-        printf("FAIL %.*s: the run itself failed\n", LINE_BYTES - 1, shared->line);
+        shared->line[LINE_BYTES - 1] = 0;
+        printf("FAIL %s: the run itself failed\n", shared->line);
+        print_again(&options, shared->line);
         shared->n_failed++;
     }
     if (code != COFI_EXIT_OK)

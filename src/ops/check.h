@@ -28,10 +28,10 @@ struct cofi_check_error {
     double err2, plain_err2, ref2;       /* sums of squares */
     double max_err, max_plain, max_ref;  /* largest magnitudes */
     int64_t n, n_bad;
-    double input_error; /* set before judging, 0 for none: the relative error that the rounding of an
-                           intermediate handed over by the caller allows anybody to have. Takes the
-                           place of u where larger, and adds input_error * max |ref| to the second
-                           bound. */
+    /* Set before judging, 0 for none: the relative error that the rounding of an intermediate which
+     * the caller hands over allows anybody to have. Takes the place of u where larger, and adds
+     * input_error * max |ref| to the second bound. */
+    double input_error;
 };
 
 void cofi_check_error_add(struct cofi_check_error *error, double ours, double plain, double ref);
@@ -39,13 +39,13 @@ void cofi_check_error_add(struct cofi_check_error *error, double ours, double pl
 /* Sums and maxima over the ranks; collective. n <= 64. */
 cof_status cofi_check_error_combine(cof_team *team, struct cofi_check_error *errors, int n);
 
-/* The rule (2 is 3 in the second line for fewer than 1024 values, of which the largest errors of two
- * equally good results often differ by more than 2):
- *            rel-RMSE(ours) <= max(2 rel-RMSE(plain), u)
+/* The rule:  rel-RMSE(ours) <= max(2 rel-RMSE(plain), u)
  *            max err(ours)  <= 2 max err(plain) + 1 ulp(max |ref|)
- * with u the rounding unit of dtype (2^-8, 2^-24). `scale` is the size that the terms of a result
- * which cancels to 0 have: where max |ref| < u * scale only  max err(ours) <= 2 max err(plain) +
- * 4 u scale  is asked. Appends "name error<=bound" to text; false when the rule is broken. */
+ * with u the rounding unit of dtype (2^-8, 2^-24), and 3 max err(plain) for fewer than 1024 values,
+ * whose largest errors differ by more than 2 between equally good results now and then.
+ * `scale` is the size that the terms of a result have which cancels to 0: where max |ref| < u scale
+ * only  max err(ours) <= 2 max err(plain) + 4 u scale  is asked.
+ * Appends "name error<=bound" to text; false when the rule is broken. */
 bool cofi_check_error_judge(const struct cofi_check_error *error, cof_dtype dtype, double scale,
                             const char *name, char *text, size_t bytes);
 

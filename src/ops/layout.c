@@ -68,7 +68,7 @@ static int64_t padded_rows(const cof_layout *layout)
     return (layout->n_rows + n - 1) / n;
 }
 
-/* floor(j * S / n) without the product: S = a n + b, so it is j a + floor(j b / n), with j, b < 2^22. */
+/* floor(j S / n) without the product: with S = a n + b it is j a + floor(j b / n); j, b < 2^22. */
 static int64_t balanced_start(const cof_layout *layout, int64_t j)
 {
     int64_t n = cof_layout_chunks(layout);

@@ -54,10 +54,10 @@ cof_status cofi_arena_open(cof_team *team, const char *op, size_t data_bytes, in
         free(a);
         return status;
     }
-    pthread_mutex_lock(&team->world->teams_lock);
+    pthread_mutex_lock(&team->world->lock);
     a->next = team->arenas;
     team->arenas = a;
-    pthread_mutex_unlock(&team->world->teams_lock);
+    pthread_mutex_unlock(&team->world->lock);
     *arena_out = a;
     return COF_OK;
 }
@@ -66,13 +66,13 @@ void cofi_arena_close(cof_arena *a)
 {
     if (!a)
         return;
-    pthread_mutex_lock(&a->team->world->teams_lock);
+    pthread_mutex_lock(&a->team->world->lock);
     for (cof_arena **at = &a->team->arenas; *at; at = &(*at)->next)
         if (*at == a) {
             *at = a->next;
             break;
         }
-    pthread_mutex_unlock(&a->team->world->teams_lock);
+    pthread_mutex_unlock(&a->team->world->lock);
     a->team->world->ops->unmap(a);
     free(a->base);
     free(a);

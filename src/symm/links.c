@@ -145,7 +145,7 @@ void cofi_link_say_bye(int socket)
 }
 
 /* The last eight unread bytes, looked at with a peek offset. */
-static bool ends_with_bye(int socket)
+bool cofi_link_said_bye(int socket)
 {
     int unread = 0, none = -1;
     char tail[sizeof bye];
@@ -159,10 +159,8 @@ static bool ends_with_bye(int socket)
     return n == (ssize_t)sizeof bye && !memcmp(tail, bye, sizeof bye);
 }
 
-enum cofi_peer_state cofi_link_state(int socket)
+bool cofi_link_hung_up(int socket)
 {
     struct pollfd p = {.fd = socket, .events = POLLRDHUP};
-    if (poll(&p, 1, 0) <= 0 || !(p.revents & (POLLRDHUP | POLLHUP | POLLERR | POLLNVAL)))
-        return COFI_PEER_ALIVE;
-    return ends_with_bye(socket) ? COFI_PEER_LEFT : COFI_PEER_DEAD;
+    return poll(&p, 1, 0) > 0 && p.revents & (POLLRDHUP | POLLHUP | POLLERR | POLLNVAL);
 }

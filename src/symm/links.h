@@ -21,10 +21,11 @@ cof_status cofi_link_recv(int socket, void *data, size_t bytes, int64_t deadline
 cof_status cofi_link_send_fd(int socket, int fd, const void *data, size_t bytes, int64_t deadline);
 cof_status cofi_link_recv_fd(int socket, int *fd_out, void *data, size_t bytes, int64_t deadline);
 
-/* What a peer's socket says, without reading it. A rank that leaves in order says so by its last
- * eight bytes; one that dies hangs up without. */
-enum cofi_peer_state { COFI_PEER_ALIVE, COFI_PEER_LEFT, COFI_PEER_DEAD };
-enum cofi_peer_state cofi_link_state(int socket);
+/* Whether the peer's end is closed; does not read. Any thread. */
+bool cofi_link_hung_up(int socket);
+/* A rank that leaves in order says so by its last eight bytes; one that dies hangs up without. To be
+ * asked of a socket that hung up, by one thread at a time. */
+bool cofi_link_said_bye(int socket);
 void cofi_link_say_bye(int socket);
 
 #endif

@@ -38,8 +38,9 @@ struct cof_world {
     _Atomic int *state;        /* by rank: enum cofi_peer_state */
     struct cofi_cpu_stream *stream; /* serves COF_STREAM_NOW */
     cof_team *team;
-    pthread_mutex_t teams_lock; /* guards the lists of teams and of their arenas; taken in a run
-                                   only when a rank has died */
+    /* Guards the lists of teams and of their arenas, and the look at a socket that hung up; a running
+     * plan takes it only when a rank has gone. */
+    pthread_mutex_t lock;
     struct cof_team *teams;
 };
 
@@ -63,6 +64,8 @@ struct cof_team {
     struct cof_arena *arenas; /* alive; under the world's lock */
     struct cof_team *next;    /* in the world's list */
 };
+
+enum cofi_peer_state { COFI_PEER_ALIVE, COFI_PEER_LEFT, COFI_PEER_DEAD };
 
 /* bootstrap.c: sockets to rank 0, from inherited descriptors or an abstract name. Fills
  * world->socket and world->hello[] (own entry given). */

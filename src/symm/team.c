@@ -45,10 +45,10 @@ cof_status cofi_team_make(cof_world *w, const int *ranks, int n, uint64_t tag, c
         t->rank = ranks[i] == w->rank ? i : t->rank;
         t->id = cofi_hash_u64(t->id, (uint64_t)ranks[i]);
     }
-    pthread_mutex_lock(&w->teams_lock);
+    pthread_mutex_lock(&w->lock);
     t->next = w->teams;
     w->teams = t;
-    pthread_mutex_unlock(&w->teams_lock);
+    pthread_mutex_unlock(&w->lock);
     *team_out = t;
     return COF_OK;
 }
@@ -93,13 +93,13 @@ void cof_team_destroy(cof_team *t)
 {
     if (!t)
         return;
-    pthread_mutex_lock(&t->world->teams_lock);
+    pthread_mutex_lock(&t->world->lock);
     for (cof_team **at = &t->world->teams; *at; at = &(*at)->next)
         if (*at == t) {
             *at = t->next;
             break;
         }
-    pthread_mutex_unlock(&t->world->teams_lock);
+    pthread_mutex_unlock(&t->world->lock);
     free(t->world_rank);
     free(t);
 }
@@ -143,10 +143,10 @@ cof_status cof_team_query(cof_team *t)
     cofi_world_poll(t->world);
     COF_TRY(cofi_team_status(t));
     cof_status worst = COF_OK;
-    pthread_mutex_lock(&t->world->teams_lock);
+    pthread_mutex_lock(&t->world->lock);
     for (cof_arena *a = t->arenas; a && worst == COF_OK; a = a->next)
         worst = cofi_arena_status(a);
-    pthread_mutex_unlock(&t->world->teams_lock);
+    pthread_mutex_unlock(&t->world->lock);
     return worst;
 }
 

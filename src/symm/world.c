@@ -191,7 +191,7 @@ cof_status cof_world_create(const cof_world_options *options, cof_world **world_
     COF_TRY(cofi_gemm_init());
     cof_world *w = calloc(1, sizeof *w);
     COF_FAIL_IF(!w, COF_ERR_NOMEM, "world: no memory");
-    pthread_mutex_init(&w->teams_lock, NULL);
+    pthread_mutex_init(&w->lock, NULL);
     cof_status status = read_options(w, options);
     if (status == COF_OK)
         status = join(w);
@@ -219,7 +219,7 @@ void cof_world_destroy(cof_world *w)
             cofi_link_say_bye(w->socket[r]);
             close(w->socket[r]);
         }
-    pthread_mutex_destroy(&w->teams_lock);
+    pthread_mutex_destroy(&w->lock);
     free(w->socket);
     free(w->hello);
     free((void *)w->state);
@@ -248,27 +248,31 @@ cof_team *cof_world_team(cof_world *w)
 
 /* ---- liveness --------------------------------------------------------------------------------- */
 
+/* Under the world's lock. */
 static void end_teams_of(cof_world *w, int dead_rank)
 {
     char text[120];
     snprintf(text, sizeof text, "rank %d (process %d) died; seen by rank %d", dead_rank,
              w->hello[dead_rank].pid, w->rank);
-    pthread_mutex_lock(&w->teams_lock);
     for (cof_team *t = w->teams; t; t = t->next)
         for (int i = 0; i < t->n_ranks; i++)
             if (t->world_rank[i] == dead_rank)
                 cofi_team_abort(t, COF_ERR_PEER_DEAD, dead_rank, text);
-    pthread_mutex_unlock(&w->teams_lock);
 }
 
 void cofi_world_poll(cof_world *w)
 {
     for (int r = 0; r < w->n_ranks; r++) {
-        if (w->socket[r] < 0 || atomic_load(&w->state[r]) != COFI_PEER_ALIVE)
+        if (w->socket[r] < 0 || atomic_load(&w->state[r]) != COFI_PEER_ALIVE ||
+            !cofi_link_hung_up(w->socket[r]))
             continue;
-        int state = cofi_link_state(w->socket[r]), alive = COFI_PEER_ALIVE;
-        if (state != COFI_PEER_ALIVE && atomic_compare_exchange_strong(&w->state[r], &alive, state) &&
-            state == COFI_PEER_DEAD)
-            end_teams_of(w, r);
+        pthread_mutex_lock(&w->lock);
+        if (atomic_load(&w->state[r]) == COFI_PEER_ALIVE) {
+            bool left = cofi_link_said_bye(w->socket[r]);
+            if (!left)
+                end_teams_of(w, r);
+            atomic_store(&w->state[r], left ? COFI_PEER_LEFT : COFI_PEER_DEAD);
+        }
+        pthread_mutex_unlock(&w->lock);
     }
 }

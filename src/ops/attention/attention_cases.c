@@ -71,7 +71,7 @@ static const struct {
 };
 
 enum { N_SET = 100, N_FULL = 2000, MAX_CASES = N_FULL + 100 };
-#define MAX_WORK 2.5e9 /* of reference and plain of a case in the set, in flops: 0.4 s on one core */
+#define MAX_WORK 2.5e9 /* flops of the reference in a case of the set: about 0.4 s on one core */
 #define SCORE_WORK 150 /* a score's exp, mask and the like, in flops */
 
 struct tuple {

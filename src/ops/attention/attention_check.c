@@ -127,8 +127,8 @@ static bool is_reached(const struct run *run, const struct cofi_attention_bad_el
     return bad->tensor == COFI_CT_K || d == bad->dim;
 }
 
-static void compare_value(const struct run *run, const struct cofi_attention_local *local, int which,
-                          const int64_t at[4], double ours, double plain, double ref,
+static void compare_value(const struct run *run, const struct cofi_attention_local *local,
+                          int which, const int64_t at[4], double ours, double plain, double ref,
                           struct cofi_check_error *error, struct cofi_check_result *result)
 {
     const char *name = cofi_attention_check_names[compared[which].tensor];
@@ -172,8 +172,8 @@ static void compare_row(const struct run *run, int micro, int which, int64_t loc
         }
 }
 
-/* lse is computed in fp32 from the inputs as they are, in either type: its error is that of a score,
- * a sum of products of up to |q| |k|, and of the last roundings. */
+/* lse is computed in fp32 from the inputs as they are, in either type: its error is that of a
+ * score, a sum of products of up to |q| |k|, and of the last roundings. */
 static void compare_lse(const struct run *run, int micro, int64_t local_row, int64_t global,
                         struct cofi_check_result *result)
 {
@@ -181,7 +181,8 @@ static void compare_lse(const struct run *run, int micro, int64_t local_row, int
     const struct cofi_attention_data *data = &run->data[micro];
     const struct cofi_attention_local_tensor *t = &local->tensor[COFI_CT_LSE];
     const float *lse = cofi_attention_local_data(t);
-    double score = data->problem.scale * data->maxima[COFI_MAX_ROW_Q] * data->maxima[COFI_MAX_ROW_K];
+    const double *m = data->maxima;
+    double score = data->problem.scale * m[COFI_MAX_ROW_Q] * m[COFI_MAX_ROW_K];
     for (int64_t b = 0; b < data->problem.n_batch; b++)
         for (int64_t h = 0; h < t->n_heads; h++) {
             double ours = lse[cofi_attention_local_idx(t, b, local_row, h, 0)], ref = -INFINITY;
@@ -226,8 +227,8 @@ static void compare(const struct run *run, int micro, struct cofi_check_error *e
     cofi_attention_local_inspect(local, result);
 }
 
-/* Judges one microbatch by all ranks' errors: the same on all. Backward has p = exp(s - lse) from an
- * fp32 lse, which alone makes p wrong by up to 2^-24 |lse|, whoever computes it. */
+/* Judges one microbatch by all ranks' errors: the same on all. Backward has p = exp(s - lse) from
+ * an fp32 lse, which alone makes p wrong by up to 2^-24 |lse|, whoever computes it. */
 static void judge(const struct run *run, int micro, struct cofi_check_error *errors,
                   struct cofi_check_result *result)
 {

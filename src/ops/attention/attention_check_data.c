@@ -112,9 +112,10 @@ static void choose_ranges(const struct cofi_job *job, const struct cofi_attentio
         add_range(&data->compared, (start - 1) / LANES * LANES, s, LANES);
     }
     add_range(&data->compared, (s - 1) / LANES * LANES, s, LANES);
-    for (uint64_t i = 0; i < 24; i++)
-        add_range(&data->compared, (int64_t)(cofi_check_random(seed, 100, i) % (uint64_t)s) / LANES *
-                                       LANES, s, LANES);
+    for (uint64_t i = 0; i < 24; i++) {
+        int64_t row = (int64_t)(cofi_check_random(seed, 100, i) % (uint64_t)s);
+        add_range(&data->compared, row / LANES * LANES, s, LANES);
+    }
 }
 
 /* ---- Inputs ---- */

@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* The global side of a case: inputs, reference and plain results of whole tensors, in the memory all
- * ranks share, made by all of them together. */
+/* The global side of a case: inputs, reference and plain results of whole tensors, in the memory
+ * all ranks share, made by all of them together. */
 #ifndef COFI_ATTENTION_CHECK_DATA_H
 #define COFI_ATTENTION_CHECK_DATA_H
 
@@ -16,7 +16,7 @@ struct cofi_attention_ranges {
     int64_t begin[COFI_ATTENTION_RANGES], end[COFI_ATTENTION_RANGES];
 };
 
-/* Largest values of the inputs and of |lse|: what errors of sums that cancel are measured against. */
+/* Largest values of the inputs and of |lse|: what errors of sums that cancel are held against. */
 enum { COFI_MAX_ROW_Q, COFI_MAX_ROW_K, COFI_MAX_ROW_V, COFI_MAX_ROW_DOUT, /* 2-norms of rows */
        COFI_MAX_ABS_Q, COFI_MAX_ABS_K, COFI_MAX_LSE, COFI_N_MAXIMA };
 

@@ -18,7 +18,7 @@ struct cofi_attention_local_tensor {
     int64_t shape[4], strides[4];
     int64_t n_heads, dim;                           /* lse: dim 1 */
     int64_t batch_stride, row_stride, head_stride; /* elements */
-    uint64_t hash;                                  /* of an input, or of an output's first result */
+    uint64_t hash; /* of an input, or of an output's first result */
 };
 
 /* The element at which NAN and INF data break an input: all rows that see it must show it. */

@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* The plain same-type implementation: attention_ref.c in fp32 with `rounded` at every place where an
- * unfused program would store a tensor of the type (for fp32 tensors it does nothing). */
+/* The plain same-type implementation: attention_ref.c in fp32, with `rounded` wherever an unfused
+ * program would store a tensor of the type (for fp32 tensors it does nothing). */
 #include "ops/attention/attention_ref.h"
 
 #include <math.h>
@@ -181,8 +181,9 @@ static void softmax_grad(const struct cofi_attention_problem *p, bool is_visible
     *s = prob;
 }
 
-static void dq_lanes(const struct cofi_attention_problem *p, const struct cofi_attention_plain *plain,
-                     struct buffers *b, int64_t batch, int64_t head, int64_t row, int64_t n)
+static void dq_lanes(const struct cofi_attention_problem *p,
+                     const struct cofi_attention_plain *plain, struct buffers *b, int64_t batch,
+                     int64_t head, int64_t row, int64_t n)
 {
     int64_t n_keys = keys_end(p, row + n), at = (batch * p->n_heads + head) * p->n_rows + row;
     head_lanes(p, &p->q, batch, head, p->dim_qk, row, n, b->x);
@@ -206,8 +207,9 @@ static void dq_lanes(const struct cofi_attention_problem *p, const struct cofi_a
 
 /* One query head's part in dk and dv of the key rows in the lanes; k is that head's q and v its
  * dout here: rows are queries, lanes keys. */
-static void dkv_lanes(const struct cofi_attention_problem *p, const struct cofi_attention_plain *plain,
-                      struct buffers *b, int64_t batch, int64_t head, int64_t row, int64_t n)
+static void dkv_lanes(const struct cofi_attention_problem *p,
+                      const struct cofi_attention_plain *plain, struct buffers *b, int64_t batch,
+                      int64_t head, int64_t row, int64_t n)
 {
     int64_t first = p->mask == COF_MASK_CAUSAL ? row : 0, n_queries = p->n_rows - first;
     int64_t at = (batch * p->n_heads + head) * p->n_rows + first;
@@ -234,14 +236,15 @@ cof_status cofi_attention_plain_forward(const struct cofi_attention_problem *p,
     COF_TRY(buffers_alloc(p, &b, head_rows(p, &p->k, batch, kv_head, p->dim_qk),
                           head_rows(p, &p->v, batch, kv_head, p->dim_v)));
     for (int64_t row = row_begin; row < row_end; row += LANES)
-        forward_lanes(p, plain, &b, batch, head, row, row_end - row < LANES ? row_end - row : LANES);
+        forward_lanes(p, plain, &b, batch, head, row,
+                      row_end - row < LANES ? row_end - row : LANES);
     buffers_free(&b);
     return COF_OK;
 }
 
 cof_status cofi_attention_plain_dq(const struct cofi_attention_problem *p,
-                                 const struct cofi_attention_plain *plain, int64_t batch, int64_t head,
-                                 int64_t row_begin, int64_t row_end)
+                                   const struct cofi_attention_plain *plain, int64_t batch,
+                                   int64_t head, int64_t row_begin, int64_t row_end)
 {
     int64_t kv_head = head / (p->n_heads / p->n_kv_heads);
     struct buffers b;

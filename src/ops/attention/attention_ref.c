@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* The fp64 reference. LANES rows (of queries, or in dkv of keys) are computed side by side, which is
- * the only thing here that is not straight from the formulas. */
+/* The fp64 reference. LANES rows (of queries, or in dkv of keys) are computed side by side: the
+ * only thing here that is not straight from the formulas. */
 #include "ops/attention/attention_ref.h"
 
 #include <math.h>
@@ -58,8 +58,9 @@ static void sum_lanes(double (*acc)[LANES], double (*w)[LANES], const double *x,
 }
 
 /* All rows of one head as doubles, [n_rows, dim]. */
-static double *head_rows(const struct cofi_attention_problem *p, const struct cofi_attention_view *v,
-                         int64_t batch, int64_t head, int64_t dim)
+static double *head_rows(const struct cofi_attention_problem *p,
+                         const struct cofi_attention_view *v, int64_t batch, int64_t head,
+                         int64_t dim)
 {
     double *rows = malloc((size_t)(p->n_rows * dim + 1) * sizeof *rows);
     for (int64_t i = 0; rows && i < p->n_rows; i++)
@@ -142,7 +143,8 @@ static void forward_lanes(const struct cofi_attention_problem *p,
         for (int r = 0; r < LANES; r++)
             b->s[j][r] = visible(p, row + r, j) ? p->scale * b->s[j][r] : -INFINITY;
 
-    /* m_i = max_j s_ij;  l_i = sum_j exp(s_ij - m_i);  lse_i = m_i + log l_i;  p_ij = exp(s_ij - lse_i) */
+    /* m_i = max_j s_ij;  l_i = sum_j exp(s_ij - m_i);  lse_i = m_i + log l_i;
+     * p_ij = exp(s_ij - m_i) / l_i */
     for (int r = 0; r < n; r++) {
         double m = -INFINITY, l = 0;
         for (int64_t j = 0; j < n_keys; j++)
