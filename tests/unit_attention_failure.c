@@ -154,8 +154,43 @@ static void sticky_stream(int rank, int n_ranks, const char *job, void *arg)
     tear_down(&f);
 }
 
+#ifdef COFI_FAULTS
+/* Rank 1 is refused its memory: all ranks get COF_ERR_NOMEM, none keeps anything, the team lives. */
+static void memory_refused(int rank, int n_ranks, const char *job, void *arg)
+{
+    cof_world_options o = COF_WORLD_OPTIONS_INIT;
+    o.rank = rank;
+    o.n_ranks = n_ranks;
+    o.job = job;
+    o.engine = *(cof_engine *)arg;
+    o.n_threads = 1;
+    cof_world *w;
+    cof_plan *plan;
+    cof_attention_params p = test_attention_params(50);
+    CHECK_OK(cof_world_create(&o, &w));
+    CHECK_OK(cof_team_barrier(cof_world_team(w)));
+    setenv("COFUSE_FAULT", "ARENA_NOMEM:1", 1);
+    CHECK_FAILS(cof_attention_plan_create(cof_world_team(w), &p, NULL, &plan), COF_ERR_NOMEM,
+                rank == 1 ? "refused by a fault hook" : "on rank 1: arena: refused");
+    CHECK(!plan, "a plan came out");
+    CHECK_OK(cof_team_barrier(cof_world_team(w)));
+    setenv("COFUSE_FAULT", "", 1);
+    CHECK_OK(cof_team_barrier(cof_world_team(w)));
+    CHECK_OK(cof_attention_plan_create(cof_world_team(w), &p, NULL, &plan));
+    cof_plan_destroy(plan);
+    CHECK_OK(cof_team_barrier(cof_world_team(w)));
+    cof_world_destroy(w);
+}
+#endif
+
 int main(void)
 {
+#ifdef COFI_FAULTS
+    cof_engine engines[] = {COF_ENGINE_THREAD, COF_ENGINE_SHM};
+    for (int i = 0; i < 2; i++)
+        test_ranks(3, memory_refused, &engines[i]);
+    return test_done();
+#endif
     test_ranks(3, params_differ, NULL);
     test_ranks(2, one_absent, NULL);
     test_ranks(3, one_absent, NULL);
