@@ -54,10 +54,11 @@ found "no newline at the end" < <(
         [ -z "$(tail -c 1 "$file")" ] || echo "$file"
     done)
 
-# Tables and bare links of a page cannot be broken.
+# Tables, bare links and output shown in a page cannot be broken.
 found "over $MAX_COLUMNS columns" < <(
     grep -HnE "^.{$((MAX_COLUMNS + 1)),}$" -- "${text[@]}" |
-        grep -vE '^[^:]*\.md:[0-9]+:(\||.*https?://)' | cut -d: -f1,2)
+        grep -vE '^[^:]*\.md:[0-9]+:(\||.*https?://|attention |ranks  |    [1-9] )' |
+        cut -d: -f1,2)
 
 found "two SPDX lines wanted at the head" < <(
     for file in "${source[@]}"; do

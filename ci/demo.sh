@@ -8,10 +8,10 @@ cd "$(dirname "$0")/.." || exit 2
 failed=0
 
 for mask in none causal; do
+    [ "$mask" = none ] || echo
     echo "attention of all-MiniLM-L6-v2, layer 3, 512 tokens, mask $mask, forward and backward:"
     build/cofuse run attention --ranks 1,2,4 --mask "$mask" -i samples/minilm_qkv.safetensors \
         --backward --compare | sed '/^plan /d' || failed=1
-    echo
 done
 
 [ $failed -eq 0 ] || {
