@@ -2,8 +2,8 @@
 # SPDX-FileCopyrightText: The Cofuse authors
 # SPDX-License-Identifier: Apache-2.0
 #
-# Leaves out one protocol step at a time (src/core/faults.h) and wants `cofuse check` to fail for it;
-# with none left out it must pass. A step whose absence no check sees is a hole in the checks.
+# Leaves out one protocol step at a time (src/core/faults.h) and wants `cofuse check` to fail for
+# it; with none left out it must pass. A step whose absence no check sees is a hole in the checks.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
 cofuse=${COFUSE:-build/fault/cofuse}
@@ -27,7 +27,7 @@ control() { # FAULT WANTED_EXIT(S) ARGUMENTS...
     fi
 }
 
-cases=('calls=two' --ranks 3,4)
+cases=('calls=two' --ranks '3,4')
 control "" 0 "${cases[@]}"
 for step in KV_READY_WAIT STAGING_WAIT GRAD_ACK_WAIT GRAD_READY_WAIT GRAD_SKIP_LAST; do
     control $step "1" "${cases[@]}"

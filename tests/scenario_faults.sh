@@ -27,17 +27,19 @@ verdict() { # NAME PROBLEM
 export COFUSE_TEST_MARK=$$-$RANDOM
 ranks_alive() { # [VARIABLE=VALUE]
     local file
-    for file in $(grep -lzx "COFUSE_TEST_MARK=$COFUSE_TEST_MARK" /proc/[0-9]*/environ 2>/dev/null); do
-        grep -qzE "^${1:-COFUSE_RANK=}" "$file" 2>/dev/null || continue
-        file=${file%/environ}
-        grep -q '^State:.*Z' "$file/status" 2>/dev/null || echo "${file#/proc/}"
-    done
+    grep -lzx "COFUSE_TEST_MARK=$COFUSE_TEST_MARK" /proc/[0-9]*/environ 2>/dev/null |
+        while read -r file; do
+            grep -qzE "^${1:-COFUSE_RANK=}" "$file" 2>/dev/null || continue
+            file=${file%/environ}
+            grep -q '^State:.*Z' "$file/status" 2>/dev/null || echo "${file#/proc/}"
+        done
 }
 pid_of_rank() { ranks_alive "COFUSE_RANK=$1\$"; }
 
 # job SIGNAL RANK LIMIT_S WANTED_TEXT COMMAND... : the rank gets the signal while the job runs.
 job() {
-    local name="$6 of four ranks: rank $2 gets $1" signal=$1 rank=$2 limit=$3 text=$4 begin rc took problem=
+    local name="$6 of four ranks: rank $2 gets $1" signal=$1 rank=$2 limit=$3 text=$4
+    local begin rc took problem=
     shift 4
     "$@" >"$scratch/log" 2>&1 </dev/null &
     local parent=$!
@@ -70,11 +72,9 @@ job KILL 1 5 "rank 1 .*(killed|died|gone)" "$cofuse" check attention --ranks 4
 export COFUSE_TIMEOUT=2 COFUSE_INIT_TIMEOUT=3
 job STOP 2 12 "waited for rank 2|rank 2 did not come" "${long_run[@]}"
 job STOP 0 12 "waited for rank 0|rank 0 did not come" "${long_run[@]}"
-if [ -e "$scratch/out.safetensors" ] || [ -n "$(ls "$scratch" | grep -v '^log$')" ]; then
-    verdict "no output of a failed run" "files: $(ls "$scratch")"
-else
-    verdict "no output of a failed run" ""
-fi
+problem=
+[ "$(ls "$scratch")" = log ] || problem="files: $(ls "$scratch")"
+verdict "no output of a failed run" "$problem"
 
 # An old output survives a failed run.
 echo precious >"$scratch/out.safetensors"

@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* What the test programs share: CHECK, which goes on after a failure and makes the program fail, and
- * ranks as threads. A program ends with `return test_done()`. */
+/* What the test programs share: CHECK, which goes on after a failure and makes the program fail,
+ * and ranks as threads. A program ends with `return test_done()`. */
 #ifndef COFUSE_TEST_H
 #define COFUSE_TEST_H
 
@@ -75,7 +75,8 @@ static inline void test_ranks(int n_ranks, test_rank_fn fn, void *arg)
     char job[64];
     snprintf(job, sizeof job, "test-%d-%d", (int)getpid(), atomic_fetch_add(&n_jobs, 1));
     for (int r = 0; r < n_ranks; r++) {
-        ranks[r] = (struct test_rank){.rank = r, .n_ranks = n_ranks, .job = job, .fn = fn, .arg = arg};
+        ranks[r] = (struct test_rank){
+            .rank = r, .n_ranks = n_ranks, .job = job, .fn = fn, .arg = arg};
         pthread_create(&ranks[r].id, NULL, test_rank_main, &ranks[r]);
     }
     for (int r = 0; r < n_ranks; r++)

@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
 /* Running a plan allocates nothing and reads no environment: the program is linked with malloc and
- * its kin, getenv and pthread_mutex_lock wrapped for Cofuse's own objects (a GEMM library has its own
- * heap calls, which do not count), and no call may be seen between enqueue and sync. */
+ * its kin, getenv and pthread_mutex_lock wrapped for Cofuse's own objects (a GEMM library has its
+ * own heap calls, which do not count), and no call may be seen between enqueue and sync. */
 #include "test.h"
 
 static atomic_int counting, n_calls;

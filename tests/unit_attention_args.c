@@ -39,7 +39,8 @@ static void test_params(void)
     REFUSED(p.reserved = 1, COF_ERR_INVALID, "params.reserved = 1");
     cof_plan *plan;
     cof_attention_params p = test_attention_params(10);
-    CHECK_FAILS(cof_attention_plan_create(team, NULL, NULL, &plan), COF_ERR_INVALID, "params: NULL");
+    CHECK_FAILS(cof_attention_plan_create(team, NULL, NULL, &plan), COF_ERR_INVALID,
+                "params: NULL");
     CHECK_FAILS(cof_attention_plan_create(NULL, &p, NULL, &plan), COF_ERR_INVALID, "team: NULL");
     CHECK_FAILS(cof_attention_plan_create(team, &p, NULL, NULL), COF_ERR_INVALID, "plan_out");
     CHECK_FAILS(cof_attention_plan_create(team, &p, (cof_arena *)&p, &plan), COF_ERR_UNSUPPORTED,
@@ -102,7 +103,8 @@ static void test_tensors(void)
                 "stream: kind = 9");
     CHECK_FAILS(cof_attention_forward(plan, &t.args, (cof_stream){COF_STREAM_KIND_CPU, NULL}),
                 COF_ERR_INVALID, "stream: handle is NULL");
-    CHECK_FAILS(cof_attention_forward(NULL, &t.args, COF_STREAM_NOW), COF_ERR_INVALID, "plan: NULL");
+    CHECK_FAILS(cof_attention_forward(NULL, &t.args, COF_STREAM_NOW), COF_ERR_INVALID,
+                "plan: NULL");
     CHECK_OK(cof_attention_forward(plan, &t.args, COF_STREAM_NOW));
     CHECK_OK(cof_attention_backward(plan, &t.args, COF_STREAM_NOW)); /* refusals broke nothing */
     test_attention_free(&t);

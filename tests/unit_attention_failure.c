@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* Ranks that disagree or fall away around an attention plan: an error on every rank, naming the rank,
- * the step and the values; outputs NaN; nothing hangs. Ranks are threads. */
+/* Ranks that disagree or fall away around an attention plan: an error on every rank, naming the
+ * rank, the step and the values; outputs NaN; nothing hangs. Ranks are threads. */
 #include <math.h>
 #include <stdbool.h>
 
@@ -90,7 +90,8 @@ static void one_absent(int rank, int n_ranks, const char *job, void *arg)
     if (rank != 1) {
         cof_status status = cof_attention_forward(f.plan, &f.t.args, COF_STREAM_NOW);
         CHECK_FAILS(status, COF_ERR_TIMEOUT, "waited for rank 1 at");
-        CHECK(strstr(cof_last_error(), "wanted epoch 3") && strstr(cof_last_error(), "in its call 2"),
+        CHECK(strstr(cof_last_error(), "wanted epoch 3") &&
+                  strstr(cof_last_error(), "in its call 2"),
               "%s", cof_last_error());
         CHECK(all_nan(&f.t.o) && all_nan(&f.t.lse), "outputs are not NaN");
     } else {
@@ -155,7 +156,8 @@ static void sticky_stream(int rank, int n_ranks, const char *job, void *arg)
 }
 
 #ifdef COFI_FAULTS
-/* Rank 1 is refused its memory: all ranks get COF_ERR_NOMEM, none keeps anything, the team lives. */
+/* Rank 1 is refused its memory: all ranks get COF_ERR_NOMEM, none keeps anything, the team lives.
+ */
 static void memory_refused(int rank, int n_ranks, const char *job, void *arg)
 {
     cof_world_options o = COF_WORLD_OPTIONS_INIT;

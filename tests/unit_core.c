@@ -39,7 +39,8 @@ static void test_error_text(void)
     pthread_create(&thread, NULL, other_thread, NULL);
     pthread_join(thread, NULL);
     COF_FAIL(COF_ERR_INVALID, "%s", long_text);
-    CHECK(strlen(cof_last_error()) < COFI_ERROR_TEXT_BYTES && strstr(cof_last_error(), "unit_core.c"),
+    CHECK(strlen(cof_last_error()) < COFI_ERROR_TEXT_BYTES &&
+              strstr(cof_last_error(), "unit_core.c"),
           "%zu bytes", strlen(cof_last_error()));
     COF_FAIL(COF_ERR_INVALID, "first");
     COF_FAIL(COF_ERR_INVALID, "then %s", cof_last_error()); /* the text may hold itself */
@@ -89,7 +90,8 @@ static void test_variables(void)
         unsetenv(bad[i][0]);
     }
     setenv("COFUSE_ENGINE", "", 1); /* empty is unset */
-    CHECK(!strcmp(cofi_config_text(COFI_VAR_ENGINE), "shm"), "%s", cofi_config_text(COFI_VAR_ENGINE));
+    CHECK(!strcmp(cofi_config_text(COFI_VAR_ENGINE), "shm"), "%s",
+          cofi_config_text(COFI_VAR_ENGINE));
     CHECK_OK(cofi_config_check());
 }
 
@@ -101,7 +103,8 @@ static void test_views(void)
     CHECK(!strcmp(cof_dtype_name(COF_BF16), "bf16"), "%s", cof_dtype_name(COF_BF16));
     CHECK(!strcmp(cof_dtype_name((cof_dtype){9, 8, 2}), "dtype(9,8,2)"), "%s",
           cof_dtype_name((cof_dtype){9, 8, 2}));
-    CHECK(cofi_hash(COFI_HASH_SEED, "ab", 2) != cofi_hash(COFI_HASH_SEED, "ba", 2), "order is lost");
+    CHECK(cofi_hash(COFI_HASH_SEED, "ab", 2) != cofi_hash(COFI_HASH_SEED, "ba", 2),
+          "order is lost");
 }
 
 struct gate {

@@ -1,7 +1,8 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* Nothing is left behind: a thousand worlds, teams, streams and plans made and destroyed, with calls,
- * leave descriptors, threads and memory where they were. A thousand forward calls on one plan. */
+/* Nothing is left behind: a thousand worlds, teams, streams and plans made and destroyed, with
+ * calls, leave descriptors, threads and memory where they were. A thousand forward calls on one
+ * plan. */
 #include <dirent.h>
 
 #include "test.h"
@@ -121,7 +122,8 @@ static void repeat(const char *what, int n, int n_ranks, test_rank_fn fn, int *a
     CHECK(before.n_shm == after.n_shm, "%s: /dev/shm has %d entries, before %d", what, after.n_shm,
           before.n_shm);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-    CHECK(after.kib < before.kib + 16 * 1024, "%s: %ld KiB, before %ld", what, after.kib, before.kib);
+    CHECK(after.kib < before.kib + 16 * 1024, "%s: %ld KiB, before %ld", what, after.kib,
+          before.kib);
 #endif
 }
 

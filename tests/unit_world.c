@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* Joining, teams and exchanges, and every way they can go wrong: bad options, ranks that do not come,
- * that leave, that disagree. Ranks are threads. */
+/* Joining, teams and exchanges, and every way they can go wrong: bad options, ranks that do not
+ * come, that leave, that disagree. Ranks are threads. */
 #include "test.h"
 
 static cof_world_options options(int rank, int n_ranks, const char *job)
@@ -111,7 +111,8 @@ static void exchanges(int rank, int n_ranks, const char *job, void *arg)
             even[n_even++] = r;
     CHECK_OK(cof_team_create(w, rank % 2 ? odd : even, rank % 2 ? n_odd : n_even, 7, &part));
     CHECK_OK(cof_team_allgather(part, &rank, all, sizeof rank));
-    CHECK(((int *)all)[0] == (rank % 2 ? odd : even)[0], "first of the team is %d", ((int *)all)[0]);
+    CHECK(((int *)all)[0] == (rank % 2 ? odd : even)[0], "first of the team is %d",
+          ((int *)all)[0]);
     CHECK(cof_team_size(part) == (rank % 2 ? n_odd : n_even), "team of %d", cof_team_size(part));
     CHECK_OK(cof_team_barrier(part));
     CHECK_OK(cof_team_query(team));
@@ -142,8 +143,10 @@ static void different_calls(int rank, int n_ranks, const char *job, void *arg)
     cof_world *w = impatient(rank, n_ranks, job);
     cof_team *team = cof_world_team(w);
     int x = 0, all[16];
-    cof_status status = rank == 1 ? cof_team_allgather(team, &x, all, sizeof x) : cof_team_barrier(team);
-    CHECK_FAILS(status, COF_ERR_MISMATCH, "rank 1 is in \"allgather\" while rank 0 is in \"barrier\"");
+    cof_status status = rank == 1 ? cof_team_allgather(team, &x, all, sizeof x)
+                                  : cof_team_barrier(team);
+    CHECK_FAILS(status, COF_ERR_MISMATCH,
+                "rank 1 is in \"allgather\" while rank 0 is in \"barrier\"");
     CHECK_FAILS(cof_team_query(team), COF_ERR_MISMATCH, "allgather"); /* the team is done for */
     cof_world_destroy(w);
 }

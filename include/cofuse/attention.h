@@ -6,8 +6,8 @@
  *     O = softmax(scale * Q K^T + mask) V         LSE = log sum exp(scale * Q K^T + mask)
  *
  * per batch entry and head, over the whole sequence; every rank holds some rows of the sequence
- * (layout.h) of q, k, v, o and their gradients. Keys and values are read one-sided from their owners
- * and overlapped with the computation; dK and dV go home to their owners.
+ * (layout.h) of q, k, v, o and their gradients. Keys and values are read one-sided from their
+ * owners and overlapped with the computation; dK and dV go home to their owners.
  *
  * Letters: B batch, S global rows, S_local = cof_layout_local_rows() of this rank, H query heads,
  * Hkv key/value heads (query head h uses kv head h / (H/Hkv)), Dqk and Dv head dims.
@@ -106,8 +106,8 @@ COF_API cof_status cof_attention_plan_create(cof_team *team, const cof_attention
 
 /**
  * o, lse from q, k, v. Every rank of the team calls it, in the same order of calls on this plan;
- * enqueues on `stream`. Several calls may be in flight; the caller orders them: all on one stream, or
- * with events between streams (COF_STREAM_NOW is a stream of its own).
+ * enqueues on `stream`. Several calls may be in flight; the caller orders them: all on one stream,
+ * or with events between streams (COF_STREAM_NOW is a stream of its own).
  *
  * Rows: lse is -inf and o is 0 for a row that sees no key; padding rows (PADDED) get the same.
  * NaN or infinite inputs spread to the rows that see them, and to no other.
@@ -115,8 +115,8 @@ COF_API cof_status cof_attention_plan_create(cof_team *team, const cof_attention
  * COF_ERR_INVALID     an argument breaks its rule; nothing was enqueued, outputs are untouched (the
  *                     other ranks wait for this one until their deadline)
  * COF_ERR_POISONED, COF_ERR_TIMEOUT, COF_ERR_MISMATCH, COF_ERR_PEER_DEAD
- *                     by this call with COF_STREAM_NOW, else by cof_stream_sync: outputs are NaN, and
- *                     the plan can only be destroyed
+ *                     by this call with COF_STREAM_NOW, else by cof_stream_sync: outputs are
+ *                     NaN, and the plan can only be destroyed
  */
 COF_API cof_status cof_attention_forward(cof_plan *plan, const cof_attention_args *args,
                                          cof_stream stream);

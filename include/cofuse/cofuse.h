@@ -11,8 +11,8 @@
  *   memory        their exchange buffers and signal words there; callers need not know it.
  *   Plan          An operator made ready for fixed shapes: validated, compared over the ranks, with
  *                 everything allocated. `cof_<op>_plan_create`, then run as often as wanted.
- *   Stream        An in-order queue. Running a plan enqueues on a stream and returns; COF_STREAM_NOW
- *                 waits for the end instead.
+ *   Stream        An in-order queue. Running a plan enqueues on a stream and returns;
+ *                 COF_STREAM_NOW waits for the end instead.
  *
  * Every wait has a deadline, and every disagreement between ranks is an error with a text
  * (cof_last_error) on every surviving rank: never a hang, never a silently wrong result.

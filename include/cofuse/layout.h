@@ -1,8 +1,9 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
 /**
- * Layout of a sequence over the ranks of a context-parallel team: which rank holds which global row.
- * One file of index functions for loaders, rotary embeddings and losses as much as for the operators.
+ * Layout of a sequence over the ranks of a context-parallel team: which rank holds which global
+ * row. One file of index functions for loaders, rotary embeddings and losses as much as for the
+ * operators.
  *
  * The sequence of S tokens is cut into *chunks*: 2P for ZIGZAG, P for CONTIGUOUS.
  *   ZIGZAG      rank r holds chunk r as its half 0 and chunk 2P-1-r as its half 1, in this order.

@@ -5,8 +5,8 @@
  *
  * Creating a plan is collective: it validates, compares the description over the ranks, chooses
  * kernels and allocates. Running it only enqueues: no allocation by Cofuse, no lock held over work,
- * no environment, no wait for the host (a CPU stream's full queue excepted). A plan may be used from
- * any thread, by one at a time.
+ * no environment, no wait for the host (a CPU stream's full queue excepted). A plan may be used
+ * from any thread, by one at a time.
  */
 #ifndef COFUSE_PLAN_H
 #define COFUSE_PLAN_H

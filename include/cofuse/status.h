@@ -44,7 +44,7 @@ typedef enum cof_status {
 #undef COF_STATUS_ENUM
 } cof_status;
 
-/** The status as its C name ("COF_ERR_TIMEOUT"); "COF_ERR_?" for a value that is none. Any thread. */
+/** The status as its C name ("COF_ERR_TIMEOUT"); "COF_ERR_?" for a value that is none. */
 COF_API const char *cof_status_name(cof_status status);
 
 /** The status in a few words ("deadline passed"); "unknown status" for a value that is none. */

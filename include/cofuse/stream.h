@@ -3,13 +3,13 @@
 /**
  * Streams and events.
  *
- * A stream is an in-order queue of work. On the CPU it has a dispatcher thread and helpers; the calls
- * that run plans only enqueue. Two streams are ordered only by an event.
+ * A stream is an in-order queue of work. On the CPU it has a dispatcher thread and helpers; the
+ * calls that run plans only enqueue. Two streams are ordered only by an event.
  *
- * A CPU stream holds 256 queued calls; a call on a full stream waits for room until the run deadline
- * (COF_ERR_BUSY). When queued work fails, the stream becomes *sticky*: later work on it is skipped,
- * later calls and cof_stream_sync return the error with its text, and it can only be destroyed.
- * Argument errors are returned by the call itself and do not make a stream sticky.
+ * A CPU stream holds 256 queued calls; a call on a full stream waits for room until the run
+ * deadline (COF_ERR_BUSY). When queued work fails, the stream becomes *sticky*: later work on it is
+ * skipped, later calls and cof_stream_sync return the error with its text, and it can only be
+ * destroyed. Argument errors are returned by the call itself and do not make a stream sticky.
  */
 #ifndef COFUSE_STREAM_H
 #define COFUSE_STREAM_H

@@ -3,9 +3,9 @@
 /**
  * Tensor views.
  *
- * cof_tensor has the memory layout of DLPack's DLTensor, so a `DLTensor *` from any framework may be
- * passed as a `const cof_tensor *`. A view owns nothing: shape and strides are read before the call
- * returns, the data must stay valid until the call's work on its stream is done.
+ * cof_tensor has the memory layout of DLPack's DLTensor, so a `DLTensor *` from any framework may
+ * be passed as a `const cof_tensor *`. A view owns nothing: shape and strides are read before the
+ * call returns, the data must stay valid until the call's work on its stream is done.
  */
 #ifndef COFUSE_TENSOR_H
 #define COFUSE_TENSOR_H

@@ -75,7 +75,9 @@ COF_API cof_status cof_world_create(const cof_world_options *options, cof_world 
  */
 COF_API void cof_world_destroy(cof_world *world);
 
+/** This rank, 0 .. size-1. Local, any thread. */
 COF_API int cof_world_rank(const cof_world *world);
+/** Number of ranks. Local, any thread. */
 COF_API int cof_world_size(const cof_world *world);
 
 /** The engine's name: "thread" or "shm". */
@@ -99,13 +101,15 @@ COF_API cof_status cof_team_create(cof_world *world, const int *ranks, int n, ui
 /** Lets go of a team: local, never blocks. Its plans must be destroyed before. NULL is allowed. */
 COF_API void cof_team_destroy(cof_team *team);
 
+/** This rank within the team, 0 .. size-1. Local, any thread. */
 COF_API int cof_team_rank(const cof_team *team);
+/** Number of ranks of the team. Local, any thread. */
 COF_API int cof_team_size(const cof_team *team);
 
 /**
  * COF_OK while the team can be used, else the worst error found so far (of the team, or of an arena
- * of one of its plans), with its text in cof_last_error(). Local; looks at the sockets of the team's
- * ranks, waits for nothing, never touches a stream.
+ * of one of its plans), with its text in cof_last_error(). Local; looks at the sockets of the
+ * team's ranks, waits for nothing, never touches a stream.
  */
 COF_API cof_status cof_team_query(cof_team *team);
 

@@ -11,7 +11,8 @@
 #include "core/error.h"
 
 static const struct cofi_var_info variables[COFI_N_VARS] = {
-#define VAR_ROW(symbol, name, type, default_text, rule, help) {name, type, default_text, rule, help},
+#define VAR_ROW(symbol, name, type, default_text, rule, help) \
+    {name, type, default_text, rule, help},
     COFI_VARIABLES(VAR_ROW)
 #undef VAR_ROW
 };

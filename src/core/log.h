@@ -1,6 +1,6 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* Log lines, with levels by how often they occur. Nothing above COFI_LOG_PLAN is logged in a run. */
+/* Log lines, with levels by how often they occur. A run logs nothing but its errors. */
 #ifndef COFI_LOG_H
 #define COFI_LOG_H
 

@@ -62,8 +62,9 @@ static cof_status check_strides(const cof_tensor *t, const struct cofi_tensor_ru
     bool done[8] = {false};
     cofi_tensor_strides(t, stride);
     for (int i = 0; i < t->ndim; i++) {
-        COF_FAIL_IF(stride[i] < 0, COF_ERR_UNSUPPORTED, "%s: stride of dim %d (%s) = %lld, wanted >= 0",
-                    rule->name, i, rule->dims[i], (long long)stride[i]);
+        COF_FAIL_IF(stride[i] < 0, COF_ERR_UNSUPPORTED,
+                    "%s: stride of dim %d (%s) = %lld, wanted >= 0", rule->name, i, rule->dims[i],
+                    (long long)stride[i]);
         COF_FAIL_IF(i == t->ndim - 1 && stride[i] != 1 && t->shape[i] > 1, COF_ERR_UNSUPPORTED,
                     "%s: stride of the last dim (%s) = %lld, wanted 1", rule->name, rule->dims[i],
                     (long long)stride[i]);
@@ -95,8 +96,9 @@ cof_status cofi_tensor_check(const cof_tensor *t, const struct cofi_tensor_rule 
     COF_FAIL_IF(t->ndim < 0 || t->ndim > 8, COF_ERR_INVALID, "%s: ndim = %d, wanted %d", rule->name,
                 t->ndim, rule->ndim);
     COF_TRY(check_shape(t, rule));
-    COF_FAIL_IF(!cofi_dtype_equal(t->dtype, rule->dtype), COF_ERR_INVALID, "%s: dtype %s, wanted %s",
-                rule->name, cof_dtype_name(t->dtype), cof_dtype_name(rule->dtype));
+    COF_FAIL_IF(!cofi_dtype_equal(t->dtype, rule->dtype), COF_ERR_INVALID,
+                "%s: dtype %s, wanted %s", rule->name, cof_dtype_name(t->dtype),
+                cof_dtype_name(rule->dtype));
     COF_FAIL_IF(t->device.device_type != COF_DEVICE_CPU, COF_ERR_INVALID,
                 "%s: device type %d, wanted %d (CPU), the device of the team", rule->name,
                 t->device.device_type, COF_DEVICE_CPU);

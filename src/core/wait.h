@@ -4,8 +4,8 @@
  * then yield, then sleep on a futex, until a condition holds, a poll reports an error, or the
  * deadline passes.
  *
- * Pairing: the waiter counts itself in `sleepers` before it looks at the condition for the last time
- * and sleeps; the waker stores the word (sequentially consistent) and then reads `sleepers`
+ * Pairing: the waiter counts itself in `sleepers` before it looks at the condition for the last
+ * time and sleeps; the waker stores the word (sequentially consistent) and then reads `sleepers`
  * (likewise), so one of the two sees the other. A sleep is bounded all the same. */
 #ifndef COFI_WAIT_H
 #define COFI_WAIT_H

@@ -21,7 +21,7 @@ void cofi_check_store(void *data, cof_dtype dtype, int64_t idx, float value); /*
 /* x as the dtype would hold it. */
 double cofi_check_rounded(double x, cof_dtype dtype);
 
-/* The error rule of decisions.md 15. `plain` is the unblocked implementation in the same type whose
+/* The error rule. `plain` is the unblocked implementation in the same type whose
  * error is the yardstick. A value that is not finite counts as bad unless the reference is the same
  * infinity or NaN too; so does a plain value that is not finite where the reference is. */
 struct cofi_check_error {

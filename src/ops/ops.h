@@ -12,7 +12,8 @@
 
 #include "cofuse/cofuse.h"
 
-/* One rank's place in a job of the program. All ranks and the parent map the same `shared` bytes. */
+/* One rank's place in a job of the program. All ranks and the parent map the same `shared` bytes.
+ */
 struct cofi_job {
     cof_world *world;
     cof_team *team; /* the world's team */
@@ -37,7 +38,8 @@ struct cofi_check_result {
 struct cofi_op_check {
     int64_t (*n_cases)(const struct cofi_check_options *options);
     /* One line, unique, made of key=value words; `cofuse check PATTERN` selects by it. */
-    void (*case_line)(const struct cofi_check_options *options, int64_t idx, char *line, size_t bytes);
+    void (*case_line)(const struct cofi_check_options *options, int64_t idx, char *line,
+                      size_t bytes);
     /* Shared bytes that the largest case needs. */
     size_t (*shared_bytes)(const struct cofi_check_options *options);
     /* Runs one case; collective over the job's ranks. A status is an error of the run itself. */

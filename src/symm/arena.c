@@ -13,7 +13,7 @@
 
 #define POISON_BIT (UINT64_C(1) << 63)
 
-/* ---- open and close --------------------------------------------------------------------------- */
+/* ---- open and close ------------------------------------------------------------------------- */
 
 static size_t round_up(size_t bytes, size_t to)
 {
@@ -89,7 +89,7 @@ static size_t word_offset(const cof_arena *a, int writer, int purpose)
            ((size_t)purpose * (size_t)a->n_ranks + (size_t)writer) * sizeof(struct cofi_line);
 }
 
-/* ---- failure ---------------------------------------------------------------------------------- */
+/* ---- failure -------------------------------------------------------------------------------- */
 
 cof_status cofi_arena_status(cof_arena *a)
 {
@@ -141,7 +141,7 @@ static uint64_t own_poison(cof_arena *a)
     return atomic_load_explicit(&control_of(a, a->rank)->poison.value, memory_order_acquire);
 }
 
-/* ---- calls ------------------------------------------------------------------------------------ */
+/* ---- calls ---------------------------------------------------------------------------------- */
 
 cof_status cofi_arena_begin(cof_arena *a, uint32_t direction, uint64_t digest)
 {
@@ -215,12 +215,13 @@ static cof_status wait_failed(const struct word_wait *w, cof_status status, cons
     const char *why = status == COF_ERR_MISMATCH ? "ranks disagree about this call"
                       : status == COF_ERR_TIMEOUT ? "deadline passed"
                                                   : "that rank is gone";
-    COF_FAIL(status,
-             "%s %s: rank %d waited for rank %d at \"%s\": %s (waited %g s at most); wanted epoch %u "
-             "digest %08x, saw epoch %u digest %08x; rank %d is in its call %u (%s)",
-             a->op, direction_name(a->direction), a->team->world->rank, r, step, why, a->run_timeout,
-             w->want, (unsigned)a->digest, (uint32_t)value, (unsigned)(value >> 32 & 0x7fffffff), r,
-             at, direction_name(atomic_load_explicit(&record->direction, memory_order_relaxed)));
+    COF_FAIL(
+        status,
+        "%s %s: rank %d waited for rank %d at \"%s\": %s (waited %g s at most); wanted epoch %u "
+        "digest %08x, saw epoch %u digest %08x; rank %d is in its call %u (%s)",
+        a->op, direction_name(a->direction), a->team->world->rank, r, step, why, a->run_timeout,
+        w->want, (unsigned)a->digest, (uint32_t)value, (unsigned)(value >> 32 & 0x7fffffff), r, at,
+        direction_name(atomic_load_explicit(&record->direction, memory_order_relaxed)));
     return cofi_arena_fail(a, status);
 }
 
@@ -259,12 +260,13 @@ cof_status cofi_arena_wait_ready(cof_arena *a, int writer, int purpose, const ch
     return wait_word(a, writer, purpose, a->epoch, false, step);
 }
 
-cof_status cofi_arena_wait_ack(cof_arena *a, int writer, int purpose, uint32_t epoch, const char *step)
+cof_status cofi_arena_wait_ack(cof_arena *a, int writer, int purpose, uint32_t epoch,
+                               const char *step)
 {
     return wait_word(a, writer, purpose, epoch, true, step);
 }
 
-/* ---- transfers -------------------------------------------------------------------------------- */
+/* ---- transfers ------------------------------------------------------------------------------ */
 
 static bool is_direct(const cof_arena *a)
 {
@@ -276,7 +278,8 @@ void *cofi_arena_destination(cof_arena *a, int peer, size_t offset, void *stagin
     return is_direct(a) ? a->base[peer] + a->data_offset + offset : staging;
 }
 
-void cofi_arena_deliver(cof_arena *a, int peer, size_t offset, const void *destination, size_t bytes)
+void cofi_arena_deliver(cof_arena *a, int peer, size_t offset, const void *destination,
+                        size_t bytes)
 {
     if (!is_direct(a))
         a->team->world->ops->put(a, peer, a->data_offset + offset, destination, bytes);

@@ -4,11 +4,11 @@
  *
  * Every rank has a slab:  control | signal words | data,  the same layout on all ranks.
  *
- * Signal word, 64 bits: epoch (low 32) | digest (31) | poison (1). One per purpose and writer, on its
- * own 128-byte line, stored by its writer only. Epoch 0 is never used.
- *   ready words  say "what I announced for call `epoch` is there"; waited for by equality of the epoch,
- *                then digest and poison are looked at: another digest is COF_ERR_MISMATCH
- *   ack words    say "I am done with what you gave me up to call `epoch`"; wrap-safe >=
+ * Signal word, 64 bits: epoch (low 32) | digest (31) | poison (1). One per purpose and writer, on
+ * its own 128-byte line, stored by its writer only. Epoch 0 is never used. ready words  say "what I
+ * announced for call `epoch` is there"; waited for by equality of the epoch, then digest and poison
+ * are looked at: another digest is COF_ERR_MISMATCH ack words    say "I am done with what you gave
+ * me up to call `epoch`"; wrap-safe >=
  *
  * Poison: a rank whose wait fails writes its error text into its own control block and then a code
  * into the poison word of every rank, which every wait polls. First poison wins.
@@ -85,8 +85,8 @@ cof_status cofi_arena_begin(cof_arena *arena, uint32_t direction, uint64_t diges
 /* Stores {epoch of the call, digest} in the peer's word of this purpose and this writer. */
 void cofi_arena_signal(cof_arena *arena, int peer, int purpose);
 
-/* Waits for the writer's word of this purpose: ready by equality with the call's epoch, ack until it
- * is at least `epoch`. `step` names the wait in error texts. */
+/* Waits for the writer's word of this purpose: ready by equality with the call's epoch, ack until
+ * it is at least `epoch`. `step` names the wait in error texts. */
 cof_status cofi_arena_wait_ready(cof_arena *arena, int writer, int purpose, const char *step);
 cof_status cofi_arena_wait_ack(cof_arena *arena, int writer, int purpose, uint32_t epoch,
                                const char *step);

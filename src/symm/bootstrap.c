@@ -35,7 +35,7 @@ struct verdict {
     char text[COFI_ERROR_TEXT_BYTES];
 };
 
-/* ---- 1: a socket to rank 0 -------------------------------------------------------------------- */
+/* ---- 1: a socket to rank 0 ------------------------------------------------------------------ */
 
 static cof_status parse_fds(cof_world *w, const char *text)
 {
@@ -112,7 +112,7 @@ static cof_status listen_as_rank0(cof_world *w, int *listener_out)
     return COF_OK;
 }
 
-/* ---- 2: hellos -------------------------------------------------------------------------------- */
+/* ---- 2: hellos ------------------------------------------------------------------------------ */
 
 static cof_status check_hello(const cof_world *w, const struct cofi_hello *h)
 {
@@ -120,8 +120,8 @@ static cof_status check_hello(const cof_world *w, const struct cofi_hello *h)
     COF_FAIL_IF(h->magic != HELLO_MAGIC, COF_ERR_MISMATCH, "bootstrap: a stranger connected");
     COF_FAIL_IF(h->version != own->version, COF_ERR_MISMATCH,
                 "rank %d has Cofuse version %u, rank 0 has %u", h->rank, h->version, own->version);
-    COF_FAIL_IF(h->n_ranks != w->n_ranks, COF_ERR_MISMATCH, "rank %d has n_ranks = %d, rank 0 has %d",
-                h->rank, h->n_ranks, w->n_ranks);
+    COF_FAIL_IF(h->n_ranks != w->n_ranks, COF_ERR_MISMATCH,
+                "rank %d has n_ranks = %d, rank 0 has %d", h->rank, h->n_ranks, w->n_ranks);
     COF_FAIL_IF(h->engine != own->engine, COF_ERR_MISMATCH, "rank %d has engine %u, rank 0 has %u",
                 h->rank, h->engine, own->engine);
     COF_FAIL_IF(h->rank <= 0 || h->rank >= w->n_ranks, COF_ERR_MISMATCH,
@@ -147,14 +147,16 @@ static cof_status hello_error(const cof_world *w, cof_status status, int rank)
     char missing[200];
     missing_ranks(w, missing, sizeof missing);
     if (status == COF_ERR_TIMEOUT)
-        return COF_FAIL(status, "world of %d: within %g s these ranks did not arrive: %s", w->n_ranks,
-                        w->init_timeout, missing);
-    COF_FAIL_IF(rank >= 0, status, "world of %d: rank %d went away before it joined", w->n_ranks, rank);
+        return COF_FAIL(status, "world of %d: within %g s these ranks did not arrive: %s",
+                        w->n_ranks, w->init_timeout, missing);
+    COF_FAIL_IF(rank >= 0, status, "world of %d: rank %d went away before it joined", w->n_ranks,
+                rank);
     return COF_FAIL(status, "world of %d: a rank went away while joining, one of: %s", w->n_ranks,
                     missing);
 }
 
-static cof_status take_hello(cof_world *w, int socket, int expected, int *rank_out, int64_t deadline)
+static cof_status take_hello(cof_world *w, int socket, int expected, int *rank_out,
+                             int64_t deadline)
 {
     struct cofi_hello h;
     cof_status status = cofi_link_recv(socket, &h, sizeof h, deadline);
@@ -186,8 +188,8 @@ static cof_status gather_inherited(cof_world *w, int64_t deadline)
                 int rank = -1;
                 status = take_hello(w, w->socket[r], r, &rank, deadline);
                 if (status == COF_OK && rank != r)
-                    status = COF_FAIL(COF_ERR_MISMATCH, "rank %d sits on the socket of rank %d", rank,
-                                      r);
+                    status = COF_FAIL(COF_ERR_MISMATCH, "rank %d sits on the socket of rank %d",
+                                      rank, r);
                 left--;
             }
     }
@@ -225,7 +227,7 @@ static cof_status gather_accepted(cof_world *w, int listener, int64_t deadline)
     return COF_OK;
 }
 
-/* ---- 3: a socket between every other pair ----------------------------------------------------- */
+/* ---- 3: a socket between every other pair --------------------------------------------------- */
 
 static cof_status hand_out_pair(cof_world *w, int i, int j, int64_t deadline)
 {
@@ -265,7 +267,7 @@ static cof_status receive_sockets(cof_world *w, int64_t deadline)
     return COF_OK;
 }
 
-/* ---- 4: both sides ---------------------------------------------------------------------------- */
+/* ---- 4: both sides -------------------------------------------------------------------------- */
 
 static void send_verdict(cof_world *w, cof_status status)
 {
@@ -305,7 +307,8 @@ static cof_status bootstrap_other(cof_world *w, bool inherited, int64_t deadline
         COF_TRY(connect_to_rank0(w, deadline));
     struct verdict v;
     int64_t patience = deadline == COFI_NEVER ? COFI_NEVER : deadline + GRACE_NS;
-    cof_status status = cofi_link_send(w->socket[0], &w->hello[w->rank], sizeof w->hello[0], deadline);
+    cof_status status = cofi_link_send(w->socket[0], &w->hello[w->rank], sizeof w->hello[0],
+                                       deadline);
     if (status == COF_OK)
         status = cofi_link_recv(w->socket[0], &v, sizeof v, patience);
     COF_FAIL_IF(status != COF_OK, status, "world of %d: rank 0 %s", w->n_ranks,
@@ -314,8 +317,10 @@ static cof_status bootstrap_other(cof_world *w, bool inherited, int64_t deadline
     if (v.status != COF_OK)
         return cofi_fail_text((cof_status)v.status, v.text);
     COF_TRY(receive_sockets(w, patience));
-    status = cofi_link_recv(w->socket[0], w->hello, (size_t)w->n_ranks * sizeof w->hello[0], patience);
-    COF_FAIL_IF(status != COF_OK, status, "world of %d: rank 0 went away while joining", w->n_ranks);
+    status = cofi_link_recv(w->socket[0], w->hello, (size_t)w->n_ranks * sizeof w->hello[0],
+                            patience);
+    COF_FAIL_IF(status != COF_OK, status, "world of %d: rank 0 went away while joining",
+                w->n_ranks);
     return COF_OK;
 }
 

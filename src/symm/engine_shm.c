@@ -1,9 +1,9 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
 /* Ranks are processes of one host: rank 0 makes one memfd, which has no name and is gone with its
- * last user, and hands it over a socket. Every rank reserves its own slab of it before anyone touches
- * it, so that memory that is not there is an error and never a SIGBUS, and so that a slab's pages lie
- * near its rank. */
+ * last user, and hands it over a socket. Every rank reserves its own slab of it before anyone
+ * touches it, so that memory that is not there is an error and never a SIGBUS, and so that a slab's
+ * pages lie near its rank. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

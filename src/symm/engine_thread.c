@@ -28,9 +28,10 @@ static cof_status take_block(cof_arena *a, void **block_out)
     if (a->rank != 0)
         return COF_OK;
     COF_TRY(cofi_memory_check(block_bytes(a)));
-    void *block = mmap(NULL, block_bytes(a), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
-                       0);
-    COF_FAIL_IF(block == MAP_FAILED, COF_ERR_NOMEM, "arena: no memory for %zu bytes", block_bytes(a));
+    void *block = mmap(NULL, block_bytes(a), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+                       -1, 0);
+    COF_FAIL_IF(block == MAP_FAILED, COF_ERR_NOMEM, "arena: no memory for %zu bytes",
+                block_bytes(a));
     atomic_store(&((struct shared_block *)block)->n_holders, a->n_ranks);
     *block_out = block;
     return COF_OK;

@@ -23,8 +23,8 @@ cof_status cofi_link_recv_fd(int socket, int *fd_out, void *data, size_t bytes, 
 
 /* Whether the peer's end is closed; does not read. Any thread. */
 bool cofi_link_hung_up(int socket);
-/* A rank that leaves in order says so by its last eight bytes; one that dies hangs up without. To be
- * asked of a socket that hung up, by one thread at a time. */
+/* A rank that leaves in order says so by its last eight bytes; one that dies hangs up without. To
+ * be asked of a socket that hung up, by one thread at a time. */
 bool cofi_link_said_bye(int socket);
 void cofi_link_say_bye(int socket);
 

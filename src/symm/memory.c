@@ -62,9 +62,11 @@ static bool cgroup_room(const char *controller, const char *mount, const char *l
 {
     char path[700];
     uint64_t limit, usage;
-    if (!cgroup_file(controller, mount, limit_name, path, sizeof path) || !read_number(path, &limit))
+    if (!cgroup_file(controller, mount, limit_name, path, sizeof path) ||
+        !read_number(path, &limit))
         return false;
-    if (!cgroup_file(controller, mount, usage_name, path, sizeof path) || !read_number(path, &usage))
+    if (!cgroup_file(controller, mount, usage_name, path, sizeof path) ||
+        !read_number(path, &usage))
         return false;
     *room = limit > usage ? limit - usage : 0;
     return true;

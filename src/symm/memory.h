@@ -8,7 +8,8 @@
 #include "cofuse/status.h"
 
 /* COF_ERR_NOMEM when `bytes` more cannot be had: compares with the memory available, the cgroup's
- * limit (v1 and v2) and RLIMIT_FSIZE. Past these the kernel would kill (OOM, SIGXFSZ), not refuse. */
+ * limit (v1 and v2) and RLIMIT_FSIZE. Past these the kernel would kill (OOM, SIGXFSZ), not refuse.
+ */
 cof_status cofi_memory_check(size_t bytes);
 
 #endif

@@ -16,7 +16,8 @@ cof_status cofi_stream_resolve(cof_world *world, cof_stream stream, struct cofi_
         *out = stream.handle;
         return COF_OK;
     default:
-        return COF_FAIL(COF_ERR_INVALID, "stream: kind = %d, wanted 0 (now) or 1 (CPU)", stream.kind);
+        return COF_FAIL(COF_ERR_INVALID, "stream: kind = %d, wanted 0 (now) or 1 (CPU)",
+                        stream.kind);
     }
 }
 
@@ -24,8 +25,8 @@ cof_status cof_stream_create(cof_world *world, int n_threads, cof_stream *stream
 {
     COF_FAIL_IF(!world, COF_ERR_INVALID, "world: NULL");
     COF_FAIL_IF(!stream_out, COF_ERR_INVALID, "stream_out: NULL");
-    COF_FAIL_IF(n_threads < 0 || n_threads > 256, COF_ERR_INVALID, "n_threads = %d: wanted 0 .. 256",
-                n_threads);
+    COF_FAIL_IF(n_threads < 0 || n_threads > 256, COF_ERR_INVALID,
+                "n_threads = %d: wanted 0 .. 256", n_threads);
     struct cofi_cpu_stream *s;
     COF_TRY(cofi_world_stream_open(world, n_threads ? n_threads : world->n_threads, true,
                                    "cofuse-stream", &s));
@@ -66,8 +67,9 @@ cof_status cof_stream_wait_event(cof_stream stream, cof_event event)
     if (event.stream.kind == COF_STREAM_KIND_NOW)
         return COF_OK; /* passed already */
     COF_TRY(cofi_stream_resolve(NULL, event.stream, &other));
-    COF_FAIL_IF(stream.kind == COF_STREAM_KIND_NOW, COF_ERR_INVALID,
-                "stream: COF_STREAM_NOW cannot wait for an event; call cof_stream_sync on its stream");
+    COF_FAIL_IF(
+        stream.kind == COF_STREAM_KIND_NOW, COF_ERR_INVALID,
+        "stream: COF_STREAM_NOW cannot wait for an event; call cof_stream_sync on its stream");
     COF_TRY(cofi_stream_resolve(NULL, stream, &s));
     COF_FAIL_IF(event.sequence > cofi_cpu_stream_tail(other), COF_ERR_INVALID,
                 "event: sequence %llu is past the end of its stream (%llu)",

@@ -38,8 +38,8 @@ struct cof_world {
     _Atomic int *state;        /* by rank: enum cofi_peer_state */
     struct cofi_cpu_stream *stream; /* serves COF_STREAM_NOW */
     cof_team *team;
-    /* Guards the lists of teams and of their arenas, and the look at a socket that hung up; a running
-     * plan takes it only when a rank has gone. */
+    /* Guards the lists of teams and of their arenas, and the look at a socket that hung up; a
+     * running plan takes it only when a rank has gone. */
     pthread_mutex_t lock;
     struct cof_team *teams;
 };

@@ -24,7 +24,7 @@ struct head {
     char what[WHAT_BYTES];
 };
 
-/* ---- create and destroy ----------------------------------------------------------------------- */
+/* ---- create and destroy --------------------------------------------------------------------- */
 
 cof_status cofi_team_make(cof_world *w, const int *ranks, int n, uint64_t tag, cof_team **team_out)
 {
@@ -62,8 +62,8 @@ static cof_status check_members(const cof_world *w, const int *ranks, int n)
         COF_FAIL_IF(ranks[i] < 0 || ranks[i] >= w->n_ranks, COF_ERR_INVALID,
                     "ranks[%d] = %d: wanted 0 .. %d", i, ranks[i], w->n_ranks - 1);
         for (int j = 0; j < i; j++)
-            COF_FAIL_IF(ranks[j] == ranks[i], COF_ERR_INVALID, "ranks[%d] and ranks[%d] are both %d", j,
-                        i, ranks[i]);
+            COF_FAIL_IF(ranks[j] == ranks[i], COF_ERR_INVALID,
+                        "ranks[%d] and ranks[%d] are both %d", j, i, ranks[i]);
         member |= ranks[i] == w->rank;
     }
     COF_FAIL_IF(!member, COF_ERR_INVALID, "ranks: this rank (%d) is not among them", w->rank);
@@ -114,7 +114,7 @@ int cof_team_size(const cof_team *t)
     return t->n_ranks;
 }
 
-/* ---- failure ---------------------------------------------------------------------------------- */
+/* ---- failure -------------------------------------------------------------------------------- */
 
 void cofi_team_abort(cof_team *t, cof_status status, int world_rank, const char *text)
 {
@@ -150,7 +150,7 @@ cof_status cof_team_query(cof_team *t)
     return worst;
 }
 
-/* ---- exchange --------------------------------------------------------------------------------- */
+/* ---- exchange ------------------------------------------------------------------------------- */
 
 static int socket_of(const cof_team *t, int rank)
 {
@@ -163,30 +163,32 @@ static cof_status peer_error(cof_team *t, const char *what, int rank, cof_status
     if (cofi_team_status(t) != COF_OK)
         return cofi_team_status(t);
     if (status == COF_ERR_TIMEOUT)
-        return COF_FAIL(status, "%s: rank %d did not come within %g s; rank %d waited for it", what, r,
-                        t->world->init_timeout, t->world->rank);
+        return COF_FAIL(status, "%s: rank %d did not come within %g s; rank %d waited for it", what,
+                        r, t->world->init_timeout, t->world->rank);
     if (status == COF_ERR_PEER_DEAD)
         return COF_FAIL(status, "%s: rank %d (process %d) is gone; rank %d waited for it", what, r,
                         t->world->hello[r].pid, t->world->rank);
     return COF_FAIL(status, "%s: socket to rank %d failed", what, r);
 }
 
-static cof_status check_head(const cof_team *t, const struct head *own, const struct head *h, int rank)
+static cof_status check_head(const cof_team *t, const struct head *own, const struct head *h,
+                             int rank)
 {
     int r = t->world_rank[rank];
     COF_FAIL_IF(strncmp(h->what, own->what, WHAT_BYTES), COF_ERR_MISMATCH,
                 "rank %d is in \"%.15s\" while rank %d is in \"%.15s\"", r, h->what, t->world->rank,
                 own->what);
-    COF_FAIL_IF(h->team != own->team, COF_ERR_MISMATCH,
-                "%.15s: rank %d calls it on another team (other members, order or tag) than rank %d",
-                own->what, r, t->world->rank);
+    COF_FAIL_IF(
+        h->team != own->team, COF_ERR_MISMATCH,
+        "%.15s: rank %d calls it on another team (other members, order or tag) than rank %d",
+        own->what, r, t->world->rank);
     COF_FAIL_IF(h->call != own->call, COF_ERR_MISMATCH,
                 "%.15s: it is collective call %llu of the team on rank %d, call %llu on rank %d",
                 own->what, (unsigned long long)h->call, r, (unsigned long long)own->call,
                 t->world->rank);
-    COF_FAIL_IF(h->bytes != own->bytes, COF_ERR_MISMATCH, "%.15s: bytes = %llu on rank %d, %llu on %d",
-                own->what, (unsigned long long)h->bytes, r, (unsigned long long)own->bytes,
-                t->world->rank);
+    COF_FAIL_IF(h->bytes != own->bytes, COF_ERR_MISMATCH,
+                "%.15s: bytes = %llu on rank %d, %llu on %d", own->what,
+                (unsigned long long)h->bytes, r, (unsigned long long)own->bytes, t->world->rank);
     return COF_OK;
 }
 
@@ -244,7 +246,8 @@ static cof_status exchange_rank0(cof_team *t, const struct head *head, char *dst
     for (int i = 1; i < t->n_ranks; i++) {
         status = cofi_link_send(socket_of(t, i), head, sizeof *head, deadline);
         if (status == COF_OK)
-            status = cofi_link_send(socket_of(t, i), dst, (size_t)t->n_ranks * head->bytes, deadline);
+            status = cofi_link_send(socket_of(t, i), dst, (size_t)t->n_ranks * head->bytes,
+                                    deadline);
         if (status != COF_OK)
             return peer_error(t, head->what, i, status);
     }
@@ -277,7 +280,8 @@ static cof_status exchange_member(cof_team *t, const struct head *own, const voi
     return status == COF_OK ? COF_OK : peer_error(t, own->what, 0, status);
 }
 
-cof_status cofi_team_exchange(cof_team *t, const char *what, const void *src, void *dst, size_t bytes)
+cof_status cofi_team_exchange(cof_team *t, const char *what, const void *src, void *dst,
+                              size_t bytes)
 {
     COF_TRY(cofi_team_status(t));
     struct head head = {.team = t->id, .call = t->n_calls++, .bytes = bytes,
@@ -305,12 +309,12 @@ cof_status cof_team_allgather(cof_team *t, const void *src, void *dst, size_t by
 {
     COF_FAIL_IF(!t, COF_ERR_INVALID, "team: NULL");
     COF_FAIL_IF(bytes && (!src || !dst), COF_ERR_INVALID, "%s: NULL", src ? "dst" : "src");
-    COF_FAIL_IF(bytes > MAX_EXCHANGE_BYTES, COF_ERR_INVALID, "bytes = %zu: wanted at most %zu", bytes,
-                MAX_EXCHANGE_BYTES);
+    COF_FAIL_IF(bytes > MAX_EXCHANGE_BYTES, COF_ERR_INVALID, "bytes = %zu: wanted at most %zu",
+                bytes, MAX_EXCHANGE_BYTES);
     return cofi_team_exchange(t, "allgather", src, dst, bytes);
 }
 
-/* ---- agreement -------------------------------------------------------------------------------- */
+/* ---- agreement ------------------------------------------------------------------------------ */
 
 struct vote {
     int32_t status;

@@ -14,7 +14,7 @@
 #include "symm/engine.h"
 #include "symm/symm.h"
 
-/* ---- options ---------------------------------------------------------------------------------- */
+/* ---- options -------------------------------------------------------------------------------- */
 
 static cof_status identity_from_environment(cof_world *w)
 {
@@ -32,10 +32,11 @@ static cof_status identity_from_environment(cof_world *w)
     int ordinal = atomic_fetch_add(&n_worlds, 1);
     if (ordinal == 0 && *fds)
         return COF_OK; /* job stays "": the inherited sockets */
-    COF_FAIL_IF(!*job, COF_ERR_INVALID,
-                "variable COFUSE_SIZE = %lld, but neither COFUSE_FDS nor COFUSE_JOB is set: start the "
-                "ranks with `cofuse launch`, or give rank, n_ranks and job",
-                (long long)size);
+    COF_FAIL_IF(
+        !*job, COF_ERR_INVALID,
+        "variable COFUSE_SIZE = %lld, but neither COFUSE_FDS nor COFUSE_JOB is set: start the "
+        "ranks with `cofuse launch`, or give rank, n_ranks and job",
+        (long long)size);
     snprintf(w->job, sizeof w->job, "%.64s#%d", job, ordinal);
     return COF_OK;
 }
@@ -105,7 +106,7 @@ static cof_status read_options(cof_world *w, const cof_world_options *given)
     return choose_threads(w, o.n_threads);
 }
 
-/* ---- create and destroy ----------------------------------------------------------------------- */
+/* ---- create and destroy --------------------------------------------------------------------- */
 
 static cof_status allocate_tables(cof_world *w)
 {
@@ -147,10 +148,10 @@ static void agree_capabilities(cof_world *w)
 static cof_status check_engine_fits(const cof_world *w)
 {
     for (int r = 0; r < w->n_ranks; r++)
-        COF_FAIL_IF(w->engine == COF_ENGINE_THREAD && w->hello[r].pid != (int32_t)getpid(),
-                    COF_ERR_INVALID,
-                    "engine thread: rank %d is process %d, rank %d is process %d; wanted one process",
-                    r, w->hello[r].pid, w->rank, (int)getpid());
+        COF_FAIL_IF(
+            w->engine == COF_ENGINE_THREAD && w->hello[r].pid != (int32_t)getpid(), COF_ERR_INVALID,
+            "engine thread: rank %d is process %d, rank %d is process %d; wanted one process", r,
+            w->hello[r].pid, w->rank, (int)getpid());
     return COF_OK;
 }
 
@@ -246,7 +247,7 @@ cof_team *cof_world_team(cof_world *w)
     return w->team;
 }
 
-/* ---- liveness --------------------------------------------------------------------------------- */
+/* ---- liveness ------------------------------------------------------------------------------- */
 
 /* Under the world's lock. */
 static void end_teams_of(cof_world *w, int dead_rank)

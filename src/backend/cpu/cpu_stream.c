@@ -83,7 +83,7 @@ static cof_status counter_wait(struct cofi_cpu_stream *s, struct counter *c, boo
                                          .max_sleep = max_sleep, .spin = s->options.pin});
 }
 
-/* ---- threads --------------------------------------------------------------------------------- */
+/* ---- threads -------------------------------------------------------------------------------- */
 
 static void pin_thread(const struct cofi_cpu_stream_options *options, int idx)
 {
@@ -108,9 +108,10 @@ static bool thread_start(struct thread *t)
     pin_thread(&s->options, t->worker.idx);
     if (s->options.with_gemm) {
         t->worker.scratch = aligned_alloc(64, COFI_WORKER_SCRATCH_BYTES);
-        status = t->worker.scratch ? cofi_gemm_open(&t->worker.gemm)
-                                   : COF_FAIL(COF_ERR_NOMEM, "stream thread: no memory for %zu bytes",
-                                              COFI_WORKER_SCRATCH_BYTES);
+        status = t->worker.scratch
+                     ? cofi_gemm_open(&t->worker.gemm)
+                     : COF_FAIL(COF_ERR_NOMEM, "stream thread: no memory for %zu bytes",
+                                COFI_WORKER_SCRATCH_BYTES);
     }
     int expected = COF_OK;
     if (status != COF_OK && atomic_compare_exchange_strong(&s->start_status, &expected, status))
@@ -206,7 +207,7 @@ static void *dispatcher_main(void *arg)
     return NULL;
 }
 
-/* ---- open and close -------------------------------------------------------------------------- */
+/* ---- open and close ------------------------------------------------------------------------- */
 
 static bool all_started(void *ctx)
 {
@@ -227,10 +228,10 @@ static cof_status create_threads(struct cofi_cpu_stream *s)
         s->n_threads += !error;
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    /* Starting is bounded: it loads a library and compiles a few kernels, no other rank takes part. */
+    /* Starting is bounded: it loads a library and makes a few kernels; no other rank takes part. */
     counter_wait(s, &s->started, all_started, s, COFI_NEVER, COFI_SLEEP_NS);
-    COF_FAIL_IF(error, COF_ERR_SYSTEM, "stream: thread %d of %d could not be made: %s", s->n_threads,
-                s->options.n_threads, strerror(error));
+    COF_FAIL_IF(error, COF_ERR_SYSTEM, "stream: thread %d of %d could not be made: %s",
+                s->n_threads, s->options.n_threads, strerror(error));
     cof_status status = (cof_status)atomic_load(&s->start_status);
     return status == COF_OK ? COF_OK : cofi_fail_text(status, s->text);
 }
@@ -277,7 +278,7 @@ int cofi_cpu_stream_threads(const struct cofi_cpu_stream *s)
     return s->n_threads;
 }
 
-/* ---- calls ----------------------------------------------------------------------------------- */
+/* ---- calls ---------------------------------------------------------------------------------- */
 
 static bool has_room(void *ctx)
 {
@@ -366,7 +367,7 @@ cof_status cofi_cpu_stream_sync_and_clear(struct cofi_cpu_stream *s)
     return status;
 }
 
-/* ---- parallel sections ----------------------------------------------------------------------- */
+/* ---- parallel sections ---------------------------------------------------------------------- */
 
 static bool helpers_done(void *ctx)
 {

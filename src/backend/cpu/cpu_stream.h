@@ -39,7 +39,8 @@ struct cofi_cpu_stream_options {
 
 cof_status cofi_cpu_stream_open(const struct cofi_cpu_stream_options *options,
                                 struct cofi_cpu_stream **stream_out);
-void cofi_cpu_stream_close(struct cofi_cpu_stream *stream); /* after the queued calls; NULL is fine */
+/* Ends the threads after the queued calls have run; NULL is fine. */
+void cofi_cpu_stream_close(struct cofi_cpu_stream *stream);
 
 int cofi_cpu_stream_threads(const struct cofi_cpu_stream *stream);
 

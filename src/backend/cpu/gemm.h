@@ -40,13 +40,13 @@ void cofi_gemm_use_plain(void);
  * Otherwise the caller converts its tiles to fp32 panels. */
 bool cofi_gemm_has(enum cofi_gemm_type type);
 
-/* Makes every primitive this provider may run (a few ms the first time in a process) and proves each
- * on a small product against plain C, so that a broken library is an error here and never a wrong
- * result later. On the thread that will use it. */
+/* Makes every primitive this provider may run (a few ms the first time in a process) and proves
+ * each on a small product against plain C, so that a broken library is an error here and never a
+ * wrong result later. On the thread that will use it. */
 cof_status cofi_gemm_open(struct cofi_gemm **gemm_out);
 void cofi_gemm_close(struct cofi_gemm *gemm);
 
-/* One product; leading dimensions in elements. M, N or K of 0 is legal (K = 0 zeroes or keeps C). */
+/* One product; leading dimensions in elements. M, N or K of 0 is legal (K = 0: C is 0, or kept). */
 cof_status cofi_gemm_run(struct cofi_gemm *gemm, enum cofi_gemm_form form, enum cofi_gemm_type type,
                          int64_t m, int64_t n, int64_t k, const void *a, int64_t lda, const void *b,
                          int64_t ldb, bool accumulate, float *c, int64_t ldc);

@@ -18,7 +18,7 @@
 #define MAX_HEAD_DIM 512
 #define MAX_ELEMENTS (INT64_C(1) << 56)
 
-/* ---- parameters ------------------------------------------------------------------------------- */
+/* ---- parameters ----------------------------------------------------------------------------- */
 
 static cof_status check_choices(const cof_attention_params *p)
 {
@@ -30,8 +30,9 @@ static cof_status check_choices(const cof_attention_params *p)
                 "params.format = %d: wanted 0 (bshd) or 1 (sbhd)", (int)p->format);
     COF_FAIL_IF(p->mask != COF_MASK_NONE && p->mask != COF_MASK_CAUSAL, COF_ERR_INVALID,
                 "params.mask = %d: wanted 0 (none) or 1 (causal)", (int)p->mask);
-    COF_FAIL_IF(p->layout != COF_LAYOUT_ZIGZAG && p->layout != COF_LAYOUT_CONTIGUOUS, COF_ERR_INVALID,
-                "params.layout = %d: wanted 0 (zigzag) or 1 (contiguous)", (int)p->layout);
+    COF_FAIL_IF(p->layout != COF_LAYOUT_ZIGZAG && p->layout != COF_LAYOUT_CONTIGUOUS,
+                COF_ERR_INVALID, "params.layout = %d: wanted 0 (zigzag) or 1 (contiguous)",
+                (int)p->layout);
     COF_FAIL_IF(p->chunking != COF_CHUNKING_BALANCED && p->chunking != COF_CHUNKING_PADDED,
                 COF_ERR_INVALID, "params.chunking = %d: wanted 0 (balanced) or 1 (padded)",
                 (int)p->chunking);
@@ -39,7 +40,8 @@ static cof_status check_choices(const cof_attention_params *p)
                 COF_ERR_INVALID, "params.schedule = %d: wanted 0 (default) or 1 (ring)",
                 (int)p->schedule);
     COF_FAIL_IF((p->forward_only | 1) != 1 || (p->wire_f32 | 1) != 1, COF_ERR_INVALID,
-                "params.%s: wanted 0 or 1", (p->forward_only | 1) != 1 ? "forward_only" : "wire_f32");
+                "params.%s: wanted 0 or 1",
+                (p->forward_only | 1) != 1 ? "forward_only" : "wire_f32");
     COF_FAIL_IF(p->reserved != 0, COF_ERR_INVALID, "params.reserved = %d: wanted 0", p->reserved);
     return COF_OK;
 }
@@ -56,7 +58,8 @@ static cof_status check_sizes(const cof_attention_params *p)
                 "params.n_kv_heads = %lld: wanted a divisor of n_heads = %lld",
                 (long long)p->n_kv_heads, (long long)p->n_heads);
     COF_FAIL_IF(p->head_dim_qk < 1 || p->head_dim_qk > MAX_HEAD_DIM, COF_ERR_INVALID,
-                "params.head_dim_qk = %lld: wanted 1 .. %d", (long long)p->head_dim_qk, MAX_HEAD_DIM);
+                "params.head_dim_qk = %lld: wanted 1 .. %d", (long long)p->head_dim_qk,
+                MAX_HEAD_DIM);
     COF_FAIL_IF(p->head_dim_v < 1 || p->head_dim_v > MAX_HEAD_DIM, COF_ERR_INVALID,
                 "params.head_dim_v = %lld: wanted 1 .. %d", (long long)p->head_dim_v, MAX_HEAD_DIM);
     __int128 elements = (__int128)p->n_batch * p->n_heads * MAX_HEAD_DIM;
@@ -71,8 +74,8 @@ static cof_status check_sizes(const cof_attention_params *p)
 static cof_status read_params(const cof_attention_params *given, cof_attention_params *p)
 {
     COF_FAIL_IF(!given, COF_ERR_INVALID, "params: NULL");
-    COF_FAIL_IF(given->size != sizeof *p, COF_ERR_INVALID, "params.size = %zu: wanted %zu", given->size,
-                sizeof *p);
+    COF_FAIL_IF(given->size != sizeof *p, COF_ERR_INVALID, "params.size = %zu: wanted %zu",
+                given->size, sizeof *p);
     *p = *given;
     p->n_kv_heads = p->n_kv_heads ? p->n_kv_heads : p->n_heads;
     p->head_dim_v = p->head_dim_v ? p->head_dim_v : p->head_dim_qk;
@@ -83,7 +86,7 @@ static cof_status read_params(const cof_attention_params *given, cof_attention_p
     return COF_OK;
 }
 
-/* ---- sizes ------------------------------------------------------------------------------------ */
+/* ---- sizes ---------------------------------------------------------------------------------- */
 
 static int64_t max_local_rows(const cof_layout *layout)
 {
@@ -217,7 +220,7 @@ cof_status cof_attention_workspace(cof_team *team, const cof_attention_params *p
     return COF_OK;
 }
 
-/* ---- plan ------------------------------------------------------------------------------------- */
+/* ---- plan ----------------------------------------------------------------------------------- */
 
 static void describe(struct cofi_attention_plan *plan)
 {
@@ -253,8 +256,8 @@ static cof_status allocate_local(struct cofi_attention_plan *plan)
     COF_FAIL_IF(!plan->memory, COF_ERR_NOMEM, "attention plan: no memory for %zu bytes", bytes);
     lay_out_local(plan, plan->memory);
     return plan->n_ranks == 1 ? COF_OK
-                              : cofi_world_stream_open(plan->base.team->world, 1, false, "cofuse-comm",
-                                                       &plan->comm);
+                              : cofi_world_stream_open(plan->base.team->world, 1, false,
+                                                       "cofuse-comm", &plan->comm);
 }
 
 /* On every rank alike, whatever its own status: the exchanges must match. */
@@ -298,14 +301,14 @@ cof_status cof_attention_plan_create(cof_team *team, const cof_attention_params 
     return COF_OK;
 }
 
-/* ---- calls ------------------------------------------------------------------------------------ */
+/* ---- calls ---------------------------------------------------------------------------------- */
 
 static cof_status read_view(const struct cofi_attention_plan *plan, const cof_tensor *t,
                             const char *name, int64_t n_heads, int64_t dim,
                             struct cofi_attention_view *view)
 {
-    static const char *const bshd[] = {"B", "S_local", "H", "D"}, *const sbhd[] = {"S_local", "B", "H",
-                                                                                   "D"};
+    static const char *const bshd[] = {"B", "S_local", "H", "D"};
+    static const char *const sbhd[] = {"S_local", "B", "H", "D"};
     bool is_bshd = plan->params.format == COF_FORMAT_BSHD;
     int64_t b = plan->dims.n_batch, s = plan->local_rows;
     int64_t shape[4] = {is_bshd ? b : s, is_bshd ? s : b, n_heads, dim}, stride[8];
@@ -358,7 +361,8 @@ static cof_status read_call(const struct cofi_attention_plan *plan, const cof_at
 {
     const struct cofi_attention_dims *d = &plan->dims;
     COF_FAIL_IF(!a, COF_ERR_INVALID, "args: NULL");
-    COF_FAIL_IF(a->size != sizeof *a, COF_ERR_INVALID, "args.size = %zu: wanted %zu", a->size, sizeof *a);
+    COF_FAIL_IF(a->size != sizeof *a, COF_ERR_INVALID, "args.size = %zu: wanted %zu", a->size,
+                sizeof *a);
     *call = (struct cofi_attention_call){0};
     COF_TRY(read_view(plan, a->q, "q", d->n_heads, d->dim_qk, &call->q));
     COF_TRY(read_view(plan, a->k, "k", d->n_kv_heads, d->dim_qk, &call->k));
@@ -379,11 +383,12 @@ static cof_status read_call(const struct cofi_attention_plan *plan, const cof_at
     return check_apart(outputs, 3, inputs, 6);
 }
 
-static cof_status run(cof_plan *base, const cof_attention_args *args, cof_stream stream, bool backward)
+static cof_status run(cof_plan *base, const cof_attention_args *args, cof_stream stream,
+                      bool backward)
 {
     COF_FAIL_IF(!base, COF_ERR_INVALID, "plan: NULL");
-    COF_FAIL_IF(strcmp(base->op, "attention"), COF_ERR_INVALID, "plan: a plan of %s, wanted attention",
-                base->op);
+    COF_FAIL_IF(strcmp(base->op, "attention"), COF_ERR_INVALID,
+                "plan: a plan of %s, wanted attention", base->op);
     struct cofi_attention_plan *plan = (struct cofi_attention_plan *)base;
     struct cofi_attention_call call;
     struct cofi_cpu_stream *s;

@@ -24,8 +24,8 @@ struct cofi_pair {
 int cofi_attention_pairs(const cof_layout *layout, cof_mask mask, int rank, int owner,
                          struct cofi_pair *pairs_out);
 
-/* The owner's local rows that `rank` needs, [*begin, *end): what it fetches, and what it contributes
- * a gradient to. Empty (0, 0) when it needs none. */
+/* The owner's local rows that `rank` needs, [*begin, *end): what it fetches, and what it
+ * contributes a gradient to. Empty (0, 0) when it needs none. */
 void cofi_attention_needed_rows(const cof_layout *layout, cof_mask mask, int rank, int owner,
                                 int64_t *begin, int64_t *end);
 

@@ -10,8 +10,9 @@
  * A row with l = 0 has m = -inf, and keeps it through a section that shows it no key.
  *
  * Backward, with the merged lse and delta = rowsum(dout * o):
- *     p_ij = exp(scale*s_ij - lse_i)  (0 where lse_i = -inf);   ds_ij = p_ij * (dout_i.v_j - delta_i) * scale
- *     dq_i += ds_ij k_j;  dk_j += ds_ij q_i;  dv_j += p_ij dout_i */
+ *     p_ij  = exp(scale*s_ij - lse_i)   (0 where lse_i = -inf)
+ *     ds_ij = p_ij * (dout_i . v_j - delta_i) * scale
+ *     dq_i += ds_ij k_j;   dk_j += ds_ij q_i;   dv_j += p_ij dout_i */
 #ifndef COFI_ATTENTION_CPU_H
 #define COFI_ATTENTION_CPU_H
 
@@ -58,13 +59,15 @@ struct cofi_attention_section {
 /* All functions run on a stream's dispatcher and return when the work is done. */
 
 /* acc = 0, l = 0, m = -inf for all rows. */
-void cofi_attention_cpu_begin(struct cofi_cpu_stream *stream, const struct cofi_attention_dims *dims,
+void cofi_attention_cpu_begin(struct cofi_cpu_stream *stream,
+                              const struct cofi_attention_dims *dims,
                               const struct cofi_attention_state *state);
 cof_status cofi_attention_cpu_forward(struct cofi_cpu_stream *stream,
                                       const struct cofi_attention_section *section,
                                       const struct cofi_attention_state *state);
 /* o (type of the plan) and lse [B, H, rows] fp32 with the given strides from the state. */
-void cofi_attention_cpu_finish(struct cofi_cpu_stream *stream, const struct cofi_attention_dims *dims,
+void cofi_attention_cpu_finish(struct cofi_cpu_stream *stream,
+                               const struct cofi_attention_dims *dims,
                                const struct cofi_attention_state *state,
                                const struct cofi_attention_view *o, float *lse,
                                int64_t lse_batch_stride, int64_t lse_head_stride);
@@ -86,7 +89,8 @@ void cofi_attention_cpu_grad_begin(struct cofi_cpu_stream *stream,
 /* dk = 0 and dv = 0 for rows 0 .. n_rows-1 of the partial. */
 void cofi_attention_cpu_partial_begin(struct cofi_cpu_stream *stream,
                                       const struct cofi_attention_dims *dims,
-                                      const struct cofi_attention_grad_state *state, int64_t n_rows);
+                                      const struct cofi_attention_grad_state *state,
+                                      int64_t n_rows);
 cof_status cofi_attention_cpu_backward(struct cofi_cpu_stream *stream,
                                        const struct cofi_attention_section *section,
                                        const struct cofi_attention_view *dout,

@@ -25,145 +25,20 @@
  *   staging    (i-1) mod 2, local: written by fetch i, read by section i, free after it
  *
  * Every copy-out and every fetch is enqueued before any wait that a peer's copy-out or fetch of the
- * same call needs, and step i waits only for steps below i elsewhere: no cycle. All ranks ack in every
- * call, contributors or not.
+ * same call needs, and step i waits only for steps below i elsewhere: no cycle. All ranks ack in
+ * every call, contributors or not.
  *
  * Two ranks, forward:      rank 0  S |open|  own   |  step 1 |finish
  *                                  C      |fetch 1|ack
  *                          rank 1  S |open|  own   |  step 1 |finish
  *                                  C      |fetch 1|ack */
 #include <math.h>
-#include <string.h>
 
-#include "backend/cpu/vec.h"
 #include "core/faults.h"
-#include "core/hash.h"
-#include "ops/attention/attention.h"
+#include "ops/attention/attention_ring.h"
 #include "symm/symm.h"
 
-enum { FORWARD = 1, BACKWARD = 2 };
-
-static int owner_of_step(const struct cofi_attention_plan *plan, int step)
-{
-    return (plan->rank - step + plan->n_ranks) % plan->n_ranks;
-}
-
-static int writer_of_step(const struct cofi_attention_plan *plan, int step)
-{
-    return (plan->rank + step) % plan->n_ranks;
-}
-
-/* ---- exchange buffers ------------------------------------------------------------------------- */
-
-static int64_t row_elements(const struct cofi_attention_plan *plan, bool is_v)
-{
-    return plan->dims.n_batch * plan->dims.n_kv_heads *
-           (is_v ? plan->dims.dim_v : plan->dims.dim_qk);
-}
-
-static size_t rows_bytes(const struct cofi_attention_plan *plan, const struct cofi_kv_buffer *b,
-                         bool is_v, int64_t rows)
-{
-    return (size_t)(rows * row_elements(plan, is_v)) * (size_t)b->element_bytes;
-}
-
-/* Offset of a row, in the arena's data or in local memory. */
-static size_t row_offset(const struct cofi_attention_plan *plan, const struct cofi_kv_buffer *b,
-                         bool is_v, int64_t row)
-{
-    return (is_v ? b->v_offset : b->offset) + rows_bytes(plan, b, is_v, row);
-}
-
-/* `data` seen as rows of [B][Hkv][dim]. */
-static struct cofi_attention_view rows_view(const struct cofi_attention_plan *plan, void *data,
-                                            bool is_v)
-{
-    int64_t dim = is_v ? plan->dims.dim_v : plan->dims.dim_qk;
-    return (struct cofi_attention_view){data, plan->dims.n_kv_heads * dim, row_elements(plan, is_v),
-                                        dim};
-}
-
-/* ---- open: both directions -------------------------------------------------------------------- */
-
-struct open_args {
-    struct cofi_attention_plan *plan;
-    int direction;
-    struct cofi_attention_view k, v;
-};
-
-/* One row of K and of V into the exchange layout. */
-static void copy_out_row(void *arg, int64_t row, struct cofi_cpu_worker *worker)
-{
-    (void)worker;
-    const struct open_args *a = arg;
-    struct cofi_attention_plan *plan = a->plan;
-    size_t element = (size_t)plan->published.element_bytes;
-    for (int is_v = 0; is_v < 2; is_v++) {
-        const struct cofi_attention_view *from = is_v ? &a->v : &a->k;
-        size_t dim_bytes = (size_t)(is_v ? plan->dims.dim_v : plan->dims.dim_qk) * element;
-        char *to = cofi_arena_data(plan->arena) + row_offset(plan, &plan->published, is_v, row);
-        for (int64_t b = 0; b < plan->dims.n_batch; b++)
-            for (int64_t h = 0; h < plan->dims.n_kv_heads; h++, to += dim_bytes)
-                memcpy(to,
-                       (const char *)from->data + (size_t)(b * from->batch_stride +
-                                                           row * from->row_stride +
-                                                           h * from->head_stride) * element,
-                       dim_bytes);
-    }
-}
-
-static cof_status open_call(struct cofi_cpu_stream *s, const void *args)
-{
-    struct open_args a = *(const struct open_args *)args;
-    struct cofi_attention_plan *plan = a.plan;
-    COF_TRY(cofi_arena_begin(plan->arena, (uint32_t)a.direction,
-                             cofi_hash_u64(plan->digest, (uint64_t)a.direction)));
-    for (int i = 1; i < plan->n_ranks && !COFI_FAULT(KV_ACK_WAIT, plan->rank); i++)
-        COF_TRY(cofi_arena_wait_ack(plan->arena, writer_of_step(plan, i), COFI_KV_ACK, plan->kv_epoch,
-                                    "keys of the last call read"));
-    plan->kv_epoch = plan->arena->epoch;
-    if (a.direction == BACKWARD) {
-        plan->prev_grad_epoch = plan->grad_epoch;
-        plan->grad_epoch = plan->arena->epoch;
-    }
-    if (plan->n_ranks == 1)
-        return COF_OK;
-    cofi_cpu_parallel(s, plan->local_rows, copy_out_row, &a);
-    for (int i = 1; i < plan->n_ranks; i++)
-        cofi_arena_signal(plan->arena, writer_of_step(plan, i), COFI_KV_READY);
-    return COF_OK;
-}
-
-/* ---- fetch: both directions, on C ------------------------------------------------------------- */
-
-struct step_args {
-    struct cofi_attention_plan *plan;
-    int step;
-};
-
-static cof_status fetch_step(struct cofi_cpu_stream *s, const void *args)
-{
-    (void)s;
-    struct step_args a = *(const struct step_args *)args;
-    struct cofi_attention_plan *plan = a.plan;
-    int owner = owner_of_step(plan, a.step);
-    int64_t begin, end;
-    cofi_attention_needed_rows(&plan->layout, plan->params.mask, plan->rank, owner, &begin, &end);
-    if (begin < end) {
-        if (!COFI_FAULT(KV_READY_WAIT, plan->rank))
-            COF_TRY(cofi_arena_wait_ready(plan->arena, owner, COFI_KV_READY, "keys published"));
-        const struct cofi_kv_buffer *to = &plan->staging[(a.step - 1) & 1], *from = &plan->published;
-        for (int is_v = 0; is_v < 2; is_v++)
-            cofi_arena_get(plan->arena, to->local + row_offset(plan, to, is_v, begin), owner,
-                           row_offset(plan, from, is_v, begin),
-                           rows_bytes(plan, from, is_v, end - begin));
-    }
-    if (!COFI_FAULT(KV_ACK, plan->rank))
-        cofi_arena_signal(plan->arena, owner, COFI_KV_ACK);
-    return COF_OK;
-}
-
-/* ---- sections --------------------------------------------------------------------------------- */
+/* ---- sections ------------------------------------------------------------------------------- */
 
 struct section_args {
     struct cofi_attention_plan *plan;
@@ -179,8 +54,8 @@ static void section_keys(const struct section_args *a, struct cofi_attention_sec
     section->v = a->v;
     if (a->step > 0) {
         const struct cofi_kv_buffer *b = &plan->staging[(a->step - 1) & 1];
-        section->k = rows_view(plan, b->local + b->offset, false);
-        section->v = rows_view(plan, b->local + b->v_offset, true);
+        section->k = cofi_attention_ring_view(plan, b->local + b->offset, false);
+        section->v = cofi_attention_ring_view(plan, b->local + b->v_offset, true);
     }
 }
 
@@ -194,7 +69,7 @@ static cof_status for_pairs(struct cofi_cpu_stream *s, const struct section_args
     struct cofi_attention_section section = {.dims = &plan->dims, .q = a->q};
     section_keys(a, &section);
     int n = cofi_attention_pairs(&plan->layout, plan->params.mask, plan->rank,
-                                 owner_of_step(plan, a->step), pairs);
+                                 cofi_ring_owner(plan, a->step), pairs);
     for (int i = 0; i < n; i++) {
         section.q_begin = pairs[i].q_begin;
         section.q_rows = pairs[i].q_rows;
@@ -226,84 +101,23 @@ static cof_status backward_pair(struct cofi_cpu_stream *s, const struct section_
     return cofi_attention_cpu_backward(s, section, &a->dout, &a->plan->grad);
 }
 
-/* The partial of rows [begin, end) of `owner` into its slot of this step. */
-static cof_status return_partial(struct cofi_cpu_stream *s, struct cofi_attention_plan *plan, int step,
-                                 int owner, int64_t begin, int64_t end)
-{
-    const struct cofi_kv_buffer *slot = &plan->slot[(step - 1) & 1];
-    const struct cofi_kv_buffer *outbox = &plan->outbox[(step - 1) & 1];
-    uint32_t free_since = step <= 2 ? plan->prev_grad_epoch : plan->grad_epoch;
-    if (!COFI_FAULT(GRAD_ACK_WAIT, plan->rank))
-        COF_TRY(cofi_arena_wait_ack(plan->arena, owner, COFI_GRAD_ACK, free_since,
-                                    "gradient slot free"));
-    struct cofi_attention_view view[2];
-    void *to[2];
-    for (int is_v = 0; is_v < 2; is_v++) {
-        to[is_v] = cofi_arena_destination(plan->arena, owner, row_offset(plan, slot, is_v, begin),
-                                          outbox->local + row_offset(plan, outbox, is_v, begin));
-        view[is_v] = rows_view(plan, to[is_v], is_v);
-    }
-    cofi_attention_cpu_partial_store(s, &plan->dims, &plan->grad, begin, end - begin, NULL, NULL,
-                                     plan->params.wire_f32, &view[0], &view[1]);
-    for (int is_v = 0; is_v < 2; is_v++)
-        cofi_arena_deliver(plan->arena, owner, row_offset(plan, slot, is_v, begin), to[is_v],
-                           rows_bytes(plan, slot, is_v, end - begin));
-    cofi_arena_signal(plan->arena, owner, COFI_GRAD_READY);
-    return COF_OK;
-}
-
 static cof_status section_backward(struct cofi_cpu_stream *s, const void *args)
 {
     struct section_args a = *(const struct section_args *)args;
     struct cofi_attention_plan *plan = a.plan;
     int64_t begin = 0, end = plan->local_rows;
-    int owner = owner_of_step(plan, a.step);
+    int owner = cofi_ring_owner(plan, a.step);
     if (a.step > 0)
-        cofi_attention_needed_rows(&plan->layout, plan->params.mask, plan->rank, owner, &begin, &end);
+        cofi_attention_needed_rows(&plan->layout, plan->params.mask, plan->rank, owner, &begin,
+                                   &end);
     cofi_attention_cpu_partial_begin(s, &plan->dims, &plan->grad, end);
     COF_TRY(for_pairs(s, &a, backward_pair));
-    return a.step > 0 && begin < end ? return_partial(s, plan, a.step, owner, begin, end) : COF_OK;
+    return a.step > 0 && begin < end
+               ? cofi_attention_ring_return(s, plan, a.step, owner, begin, end)
+               : COF_OK;
 }
 
-/* ---- returned gradients, on C ----------------------------------------------------------------- */
-
-static void add_rows(const struct cofi_attention_plan *plan, const struct cofi_kv_buffer *slot,
-                     bool is_v, int64_t begin, int64_t end)
-{
-    const char *from = cofi_arena_data(plan->arena) + row_offset(plan, slot, is_v, begin);
-    float *acc = (is_v ? plan->acc_v : plan->acc_k) + begin * row_elements(plan, is_v);
-    int64_t n = (end - begin) * row_elements(plan, is_v);
-    if (slot->element_bytes == 2)
-        cofi_vec()->add_bf16(acc, (const uint16_t *)(const void *)from, n);
-    else
-        cofi_vec()->add_f32(acc, (const float *)(const void *)from, n);
-}
-
-static cof_status sum_step(struct cofi_cpu_stream *s, const void *args)
-{
-    (void)s;
-    struct step_args a = *(const struct step_args *)args;
-    struct cofi_attention_plan *plan = a.plan;
-    int writer = writer_of_step(plan, a.step), last = plan->n_ranks - 1;
-    if (a.step == 1) {
-        memset(plan->acc_k, 0, (size_t)(plan->local_rows * row_elements(plan, false)) * sizeof(float));
-        memset(plan->acc_v, 0, (size_t)(plan->local_rows * row_elements(plan, true)) * sizeof(float));
-    }
-    int64_t begin, end;
-    cofi_attention_needed_rows(&plan->layout, plan->params.mask, writer, plan->rank, &begin, &end);
-    if (begin < end && !(a.step == last && COFI_FAULT(GRAD_SKIP_LAST, plan->rank))) {
-        if (!COFI_FAULT(GRAD_READY_WAIT, plan->rank))
-            COF_TRY(cofi_arena_wait_ready(plan->arena, writer, COFI_GRAD_READY, "gradient returned"));
-        for (int is_v = 0; is_v < 2; is_v++)
-            add_rows(plan, &plan->slot[(a.step - 1) & 1], is_v, begin, end);
-    }
-    /* The next user of this slot: two steps on, or the first user in the next call. */
-    int next = a.step + 2 <= last ? a.step + 2 : (a.step - 1) % 2 + 1;
-    cofi_arena_signal(plan->arena, writer_of_step(plan, next), COFI_GRAD_ACK);
-    return COF_OK;
-}
-
-/* ---- begin of the gradient, ends of both ------------------------------------------------------ */
+/* ---- begin of the gradient, ends of both ---------------------------------------------------- */
 
 struct output_args {
     struct cofi_attention_plan *plan;
@@ -381,7 +195,7 @@ static cof_status finish_backward(struct cofi_cpu_stream *s, const void *args)
     return cofi_arena_status(plan->arena);
 }
 
-/* ---- the schedule ----------------------------------------------------------------------------- */
+/* ---- the schedule --------------------------------------------------------------------------- */
 
 /* One call being enqueued. After a refusal nothing more is, but for the end. */
 struct schedule {
@@ -391,8 +205,8 @@ struct schedule {
     uint64_t fetched[2]; /* place on C of the fetch into each staging buffer */
 };
 
-static void put(struct schedule *x, struct cofi_cpu_stream *stream, cofi_call_fn fn, const void *args,
-                size_t bytes)
+static void put(struct schedule *x, struct cofi_cpu_stream *stream, cofi_call_fn fn,
+                const void *args, size_t bytes)
 {
     if (x->status == COF_OK)
         x->status = cofi_cpu_enqueue(stream, fn, args, bytes, 0);
@@ -406,17 +220,18 @@ static void order(struct schedule *x, struct cofi_cpu_stream *stream, struct cof
         x->status = cofi_cpu_wait_event(stream, other, sequence);
 }
 
-static void order_all(struct schedule *x, struct cofi_cpu_stream *stream, struct cofi_cpu_stream *other)
+static void order_all(struct schedule *x, struct cofi_cpu_stream *stream,
+                      struct cofi_cpu_stream *other)
 {
     order(x, stream, other, cofi_cpu_stream_tail(other));
 }
 
 static void fetch(struct schedule *x, int step)
 {
-    struct step_args a = {x->plan, step};
+    struct cofi_ring_step_args a = {x->plan, step};
     if (step >= x->plan->n_ranks)
         return;
-    put(x, x->c, fetch_step, &a, sizeof a);
+    put(x, x->c, cofi_attention_ring_fetch, &a, sizeof a);
     x->fetched[(step - 1) & 1] = cofi_cpu_stream_tail(x->c);
 }
 
@@ -432,8 +247,8 @@ static void refill(struct schedule *x, int step)
 
 static void open(struct schedule *x, int direction, const struct cofi_attention_call *call)
 {
-    struct open_args a = {x->plan, direction, call->k, call->v};
-    put(x, x->s, open_call, &a, sizeof a);
+    struct cofi_ring_open_args a = {x->plan, direction, call->k, call->v};
+    put(x, x->s, cofi_attention_ring_open, &a, sizeof a);
     if (x->plan->n_ranks == 1)
         return;
     order_all(x, x->c, x->s);
@@ -456,7 +271,7 @@ cof_status cofi_attention_ring_forward(struct cofi_attention_plan *plan,
 {
     struct schedule x = {plan, stream, plan->comm, COF_OK, {0, 0}};
     struct section_args a = {.plan = plan, .q = call->q, .k = call->k, .v = call->v};
-    open(&x, FORWARD, call);
+    open(&x, COFI_FORWARD, call);
     put(&x, x.s, section_forward, &a, sizeof a);
     for (a.step = 1; a.step < plan->n_ranks; a.step++) {
         if (!COFI_FAULT(ARRIVAL_WAIT, plan->rank))
@@ -480,14 +295,14 @@ cof_status cofi_attention_ring_backward(struct cofi_attention_plan *plan,
     struct output_args in = {.plan = plan, .a = call->o, .b = call->dout, .lse = call->lse,
                              .lse_batch_stride = call->lse_batch_stride,
                              .lse_head_stride = call->lse_head_stride};
-    open(&x, BACKWARD, call);
+    open(&x, COFI_BACKWARD, call);
     put(&x, x.s, gradient_begin, &in, sizeof in);
     for (a.step = 1; a.step < plan->n_ranks; a.step++) {
-        struct step_args sum = {plan, a.step};
+        struct cofi_ring_step_args sum = {plan, a.step};
         order(&x, x.s, x.c, x.fetched[(a.step - 1) & 1]);
         put(&x, x.s, section_backward, &a, sizeof a);
         refill(&x, a.step);
-        put(&x, x.c, sum_step, &sum, sizeof sum);
+        put(&x, x.c, cofi_attention_ring_sum, &sum, sizeof sum);
     }
     a.step = 0;
     put(&x, x.s, section_backward, &a, sizeof a);

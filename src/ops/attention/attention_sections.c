@@ -38,11 +38,13 @@ static bool join(struct cofi_pair *a, const struct cofi_pair *b)
 {
     if (!is_full(a) || !is_full(b))
         return false;
-    if (a->q_begin == b->q_begin && a->q_rows == b->q_rows && a->k_begin + a->k_rows == b->k_begin) {
+    if (a->q_begin == b->q_begin && a->q_rows == b->q_rows &&
+        a->k_begin + a->k_rows == b->k_begin) {
         a->k_rows += b->k_rows;
         return true;
     }
-    if (a->k_begin == b->k_begin && a->k_rows == b->k_rows && a->q_begin + a->q_rows == b->q_begin) {
+    if (a->k_begin == b->k_begin && a->k_rows == b->k_rows &&
+        a->q_begin + a->q_rows == b->q_begin) {
         a->q_rows += b->q_rows;
         return true;
     }
@@ -56,7 +58,8 @@ int cofi_attention_pairs(const cof_layout *l, cof_mask mask, int rank, int owner
     for (int a = 0; a < halves; a++) {
         for (int b = 0; b < halves; b++) {
             struct cofi_pair pair;
-            if (make_pair(l, mask, rank, a, owner, b, &pair) && (n == 0 || !join(&pairs[n - 1], &pair)))
+            if (make_pair(l, mask, rank, a, owner, b, &pair) &&
+                (n == 0 || !join(&pairs[n - 1], &pair)))
                 pairs[n++] = pair;
         }
         if (n >= 2 && join(&pairs[n - 2], &pairs[n - 1])) /* the row of pairs above this one */

@@ -65,7 +65,7 @@ static const struct option long_options[] = {
     {NULL, 0, NULL, 0},
 };
 
-/* ---- options --------------------------------------------------------------------------------- */
+/* ---- options -------------------------------------------------------------------------------- */
 
 /* "q=a,k=b" into options->names. */
 static bool parse_names(struct cofi_attention_options *o, const char *text)
@@ -150,7 +150,7 @@ static int check_options(const struct cofi_attention_options *o, int argc, char 
     return COFI_EXIT_OK;
 }
 
-/* ---- the ranks of one count ------------------------------------------------------------------ */
+/* ---- the ranks of one count ----------------------------------------------------------------- */
 
 static cof_world_options world_options(const struct cofi_attention_run *run)
 {
@@ -260,7 +260,7 @@ static int run_ranks(struct cofi_attention_run *run, int n_ranks, int shared_fd,
     return code;
 }
 
-/* ---- the command ----------------------------------------------------------------------------- */
+/* ---- the command ---------------------------------------------------------------------------- */
 
 /* Runs every rank count and prints the table of those that succeeded. */
 static int run_counts(const struct cofi_attention_options *o, struct cofi_attention_run *run,

@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
 /* `--compare`: the fp64 reference and the plain same-type version of a run's inputs, made once by
- * the parent, and the error rule (decisions.md 15) for every output. */
+ * the parent, and the error rule for every output. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -69,7 +69,7 @@ static double largest(struct cofi_attention_run *run, int which, bool norms)
     return most;
 }
 
-/* ---- making them ----------------------------------------------------------------------------- */
+/* ---- making them ---------------------------------------------------------------------------- */
 
 struct phase {
     struct cofi_attention_references *r;
@@ -189,7 +189,7 @@ void cofi_attention_references_free(struct cofi_attention_references *references
     free(references);
 }
 
-/* ---- comparing ------------------------------------------------------------------------------- */
+/* ---- comparing ------------------------------------------------------------------------------ */
 
 /* lse is fp32 in either type, computed from the inputs as they are: its error is that of a score, a
  * sum of products of up to |q| |k|, and of the last roundings. The rule of attention_check.c. */

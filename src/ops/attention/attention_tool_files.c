@@ -33,7 +33,7 @@ struct cofi_attention_geometry cofi_attention_geometry(const cof_attention_param
         params->dtype, 4, {n_batch, n_rows, n_heads, dim}, n_batch, head_bytes};
 }
 
-/* ---- reading --------------------------------------------------------------------------------- */
+/* ---- reading -------------------------------------------------------------------------------- */
 
 /* A value of the file's metadata, as one of choices; `value` stays when it was given as an option
  * or the file has none. */
@@ -174,7 +174,7 @@ bool cofi_attention_open(const struct cofi_attention_options *options, struct co
     return true;
 }
 
-/* ---- shared memory --------------------------------------------------------------------------- */
+/* ---- shared memory -------------------------------------------------------------------------- */
 
 /* Standard normal values in the run's type; nothing for a type that the library will refuse. */
 static void fill_normal(void *dst, cof_dtype dtype, int64_t n, uint64_t seed)
@@ -253,7 +253,7 @@ bool cofi_attention_load(const struct cofi_attention_options *options,
     return true;
 }
 
-/* ---- writing --------------------------------------------------------------------------------- */
+/* ---- writing -------------------------------------------------------------------------------- */
 
 bool cofi_attention_save(const struct cofi_attention_options *options,
                          struct cofi_attention_run *run)
