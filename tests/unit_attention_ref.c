@@ -148,6 +148,25 @@ static void check_bf16(struct cofi_attention_problem p)
     check_plain(p, 0.03);
 }
 
+static void check_same(const double *x, const double *y, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        REQUIRE(fabs(x[i] - y[i]) <= 1e-12 * (1 + fabs(y[i])));
+}
+
+/* The fast reference is the one by the formulas. */
+static void check_formulas(const struct cofi_attention_problem *p)
+{
+    int64_t nq = p->n_batch * p->n_heads * p->n_rows, nk = p->n_batch * p->n_kv_heads * p->n_rows;
+    cofi_attention_ref(p, &other);
+    check_same(r_o, s_o, nq * p->dim_v);
+    check_same(r_lse, s_lse, nq);
+    check_same(r_delta, s_delta, nq);
+    check_same(r_dq, s_dq, nq * p->dim_qk);
+    check_same(r_dk, s_dk, nk * p->dim_qk);
+    check_same(r_dv, s_dv, nk * p->dim_v);
+}
+
 /* Pieces of any cut give the same bits as the whole. */
 static void check_pieces(const struct cofi_attention_problem *p)
 {
@@ -184,6 +203,7 @@ int main(void)
                 .q = view(in_q, s[1], s[2], s[4]), .k = view(in_k, s[1], s[3], s[4]),
                 .v = view(in_v, s[1], s[3], s[5]), .dout = view(in_dout, s[1], s[2], s[5])};
             REQUIRE(cofi_attention_ref_all(&p, &ref) == COF_OK);
+            check_formulas(&p);
             check_forward(&p);
             check_backward(&p);
             check_pieces(&p);

@@ -1,312 +1,113 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* The fp64 reference. LANES rows (of queries, or in dkv of keys) are computed side by side: the
- * only thing here that is not straight from the formulas. */
+/* The contract of attention in code: fp64, serial, straight from the formulas. Slow; the checks use
+ * attention_ref_fast.c, which tests/unit_attention_ref.c holds against this. */
 #include "ops/attention/attention_ref.h"
 
 #include <math.h>
-#include <stdlib.h>
 
-#include "core/error.h"
 #include "ops/attention/attention_ref_lanes.h"
 
-enum { LANES = COFI_ATTENTION_REF_LANES };
-
-/* Four lanes, a vector of the compiler's. */
-typedef double quad __attribute__((vector_size(32), aligned(8), may_alias));
-
-/* out_jr = sum_d x_jd y_dr */
-COFI_REF_CLONES
-static void dot_lanes(double (*out)[LANES], const double *x, double (*y)[LANES], int64_t n,
-                      int64_t dim)
-{
-    for (int64_t j = 0; j < n; j++) {
-        quad sum0 = {0}, sum1 = {0}, sum2 = {0}, sum3 = {0};
-        for (int64_t d = 0; d < dim; d++) {
-            const quad *yd = (const quad *)y[d];
-            double xjd = x[j * dim + d];
-            sum0 += xjd * yd[0];
-            sum1 += xjd * yd[1];
-            sum2 += xjd * yd[2];
-            sum3 += xjd * yd[3];
-        }
-        quad *out_j = (quad *)out[j];
-        out_j[0] = sum0;
-        out_j[1] = sum1;
-        out_j[2] = sum2;
-        out_j[3] = sum3;
-    }
-}
-
-/* acc_dr += sum_j w_jr x_jd */
-COFI_REF_CLONES
-static void sum_lanes(double (*acc)[LANES], double (*w)[LANES], const double *x, int64_t n,
-                      int64_t dim)
-{
-    for (int64_t j = 0; j < n; j++) {
-        const quad *wj = (const quad *)w[j];
-        quad w0 = wj[0], w1 = wj[1], w2 = wj[2], w3 = wj[3];
-        for (int64_t d = 0; d < dim; d++) {
-            quad *acc_d = (quad *)acc[d];
-            double xjd = x[j * dim + d];
-            acc_d[0] += w0 * xjd;
-            acc_d[1] += w1 * xjd;
-            acc_d[2] += w2 * xjd;
-            acc_d[3] += w3 * xjd;
-        }
-    }
-}
-
-/* All rows of one head as doubles, [n_rows, dim]. */
-static double *head_rows(const struct cofi_attention_problem *p,
-                         const struct cofi_attention_view *v, int64_t batch, int64_t head,
-                         int64_t dim)
-{
-    double *rows = malloc((size_t)(p->n_rows * dim + 1) * sizeof *rows);
-    for (int64_t i = 0; rows && i < p->n_rows; i++)
-        for (int64_t d = 0; d < dim; d++)
-            rows[i * dim + d] = cofi_ref_value(p, v, batch, i, head, d);
-    return rows;
-}
-
-/* Rows begin .. begin+n-1 of a head as lanes; lanes past n are 0. */
-static void head_lanes(const struct cofi_attention_problem *p, const struct cofi_attention_view *v,
-                       int64_t batch, int64_t head, int64_t dim, int64_t begin, int64_t n,
-                       double (*lanes)[LANES])
-{
-    for (int64_t d = 0; d < dim; d++)
-        for (int64_t r = 0; r < LANES; r++)
-            lanes[d][r] = r < n ? cofi_ref_value(p, v, batch, begin + r, head, d) : 0;
-}
-
-static bool visible(const struct cofi_attention_problem *p, int64_t i, int64_t j)
-{
-    return p->mask == COF_MASK_NONE || j <= i;
-}
-
-/* Keys 0 .. end-1 hold all that rows before row_end see. */
-static int64_t keys_end(const struct cofi_attention_problem *p, int64_t row_end)
-{
-    return p->mask == COF_MASK_NONE || row_end > p->n_rows ? p->n_rows : row_end;
-}
-
-struct buffers {
-    double *k, *v;                   /* whole heads */
-    double (*s)[LANES], (*t)[LANES]; /* scores and their like, [n_rows][LANES] */
-    double (*a)[LANES], (*b)[LANES], (*x)[LANES], (*y)[LANES]; /* [dim][LANES] */
+/* One batch entry and query head: i counts query rows, j key rows, d the head dim. */
+struct head {
+    const struct cofi_attention_problem *p;
+    const struct cofi_attention_ref *ref;
+    int64_t b, h, kv_head;
 };
 
-static void buffers_free(struct buffers *b)
+#define Q(i, d) cofi_ref_value(x->p, &x->p->q, x->b, i, x->h, d)
+#define K(j, d) cofi_ref_value(x->p, &x->p->k, x->b, j, x->kv_head, d)
+#define V(j, d) cofi_ref_value(x->p, &x->p->v, x->b, j, x->kv_head, d)
+#define DOUT(i, d) cofi_ref_value(x->p, &x->p->dout, x->b, i, x->h, d)
+
+/* j ranges over the keys that query i sees. */
+static int64_t n_visible(const struct head *x, int64_t i)
 {
-    free(b->k);
-    free(b->v);
-    free(b->s);
+    return x->p->mask == COF_MASK_CAUSAL ? i + 1 : x->p->n_rows;
 }
 
-static cof_status buffers_alloc(const struct cofi_attention_problem *p, struct buffers *b,
-                                double *k, double *v)
+/* s_ij = scale * sum_d q_id k_jd */
+static double score(const struct head *x, int64_t i, int64_t j)
 {
-    int64_t dim = p->dim_qk > p->dim_v ? p->dim_qk : p->dim_v;
-    b->k = k;
-    b->v = v;
-    b->s = malloc((size_t)(2 * p->n_rows + 4 * dim) * sizeof *b->s);
-    if (!b->k || !b->v || !b->s) {
-        buffers_free(b);
-        return COF_FAIL(COF_ERR_NOMEM, "attention reference: no memory for a head of %lld rows",
-                        (long long)p->n_rows);
+    double sum = 0;
+    for (int64_t d = 0; d < x->p->dim_qk; d++)
+        sum += (double)Q(i, d) * (double)K(j, d);
+    return x->p->scale * sum;
+}
+
+static void forward_row(const struct head *x, int64_t i)
+{
+    const int64_t row = (x->b * x->p->n_heads + x->h) * x->p->n_rows + i, dim = x->p->dim_v;
+    double *o = x->ref->o + row * dim, max = -INFINITY, sum = 0;
+
+    /* lse_i = log sum_j exp(s_ij) */
+    for (int64_t j = 0; j < n_visible(x, i); j++)
+        max = fmax(max, score(x, i, j));
+    for (int64_t j = 0; j < n_visible(x, i); j++)
+        sum += exp(score(x, i, j) - max);
+    x->ref->lse[row] = max + log(sum);
+
+    /* o_id = sum_j exp(s_ij - lse_i) v_jd */
+    for (int64_t d = 0; d < dim; d++)
+        o[d] = 0;
+    for (int64_t j = 0; j < n_visible(x, i); j++)
+        for (int64_t d = 0; d < dim; d++)
+            o[d] += exp(score(x, i, j) - x->ref->lse[row]) * (double)V(j, d);
+}
+
+static void backward_row(const struct head *x, int64_t i)
+{
+    const struct cofi_attention_problem *p = x->p;
+    const int64_t row = (x->b * p->n_heads + x->h) * p->n_rows + i;
+
+    /* delta_i = sum_d dout_id o_id */
+    double delta = 0;
+    for (int64_t d = 0; d < p->dim_v; d++)
+        delta += (double)DOUT(i, d) * x->ref->o[row * p->dim_v + d];
+    x->ref->delta[row] = delta;
+
+    for (int64_t j = 0; j < n_visible(x, i); j++) {
+        const int64_t key = (x->b * p->n_kv_heads + x->kv_head) * p->n_rows + j;
+
+        /* p_ij = exp(s_ij - lse_i);  ds_ij = p_ij (sum_d dout_id v_jd - delta_i) scale */
+        double prob = exp(score(x, i, j) - x->ref->lse[row]), dp = 0;
+        for (int64_t d = 0; d < p->dim_v; d++)
+            dp += (double)DOUT(i, d) * (double)V(j, d);
+        double ds = prob * (dp - delta) * p->scale;
+
+        /* dq_id = sum_j ds_ij k_jd;  dk_jd = sum_h sum_i ds_ij q_id */
+        for (int64_t d = 0; d < p->dim_qk; d++) {
+            x->ref->dq[row * p->dim_qk + d] += ds * (double)K(j, d);
+            x->ref->dk[key * p->dim_qk + d] += ds * (double)Q(i, d);
+        }
+        /* dv_jd = sum_h sum_i p_ij dout_id */
+        for (int64_t d = 0; d < p->dim_v; d++)
+            x->ref->dv[key * p->dim_v + d] += prob * (double)DOUT(i, d);
     }
-    b->t = b->s + p->n_rows;
-    b->a = b->t + p->n_rows;
-    b->b = b->a + dim;
-    b->x = b->b + dim;
-    b->y = b->x + dim;
-    return COF_OK;
 }
 
-static void clear(double (*lanes)[LANES], int64_t n)
+static void clear(double *values, int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
-        for (int r = 0; r < LANES; r++)
-            lanes[i][r] = 0;
+        values[i] = 0;
 }
 
-static void forward_lanes(const struct cofi_attention_problem *p,
-                          const struct cofi_attention_ref *ref, struct buffers *b, int64_t batch,
-                          int64_t head, int64_t row, int64_t n)
+void cofi_attention_ref(const struct cofi_attention_problem *p,
+                        const struct cofi_attention_ref *ref)
 {
-    int64_t n_keys = keys_end(p, row + n), at = (batch * p->n_heads + head) * p->n_rows + row;
-    head_lanes(p, &p->q, batch, head, p->dim_qk, row, n, b->x);
-
-    /* s_ij = scale * sum_d q_id k_jd, or -inf where j is hidden from i */
-    dot_lanes(b->s, b->k, b->x, n_keys, p->dim_qk);
-    for (int64_t j = 0; j < n_keys; j++)
-        for (int r = 0; r < LANES; r++)
-            b->s[j][r] = visible(p, row + r, j) ? p->scale * b->s[j][r] : -INFINITY;
-
-    /* m_i = max_j s_ij;  l_i = sum_j exp(s_ij - m_i);  lse_i = m_i + log l_i;
-     * p_ij = exp(s_ij - m_i) / l_i */
-    for (int r = 0; r < n; r++) {
-        double m = -INFINITY, l = 0;
-        for (int64_t j = 0; j < n_keys; j++)
-            m = fmax(m, b->s[j][r]);
-        for (int64_t j = 0; j < n_keys && m > -INFINITY; j++)
-            l += b->s[j][r] = exp(b->s[j][r] - m);
-        ref->lse[at + r] = m + log(l);
-        for (int64_t j = 0; j < n_keys; j++)
-            b->s[j][r] = l > 0 ? b->s[j][r] / l : 0;
+    const int64_t q_rows = p->n_batch * p->n_heads * p->n_rows;
+    const int64_t kv_rows = p->n_batch * p->n_kv_heads * p->n_rows;
+    if (p->dout.data) {
+        clear(ref->dq, q_rows * p->dim_qk);
+        clear(ref->dk, kv_rows * p->dim_qk);
+        clear(ref->dv, kv_rows * p->dim_v);
     }
-
-    /* o_id = sum_j p_ij v_jd;  delta_i = sum_d dout_id o_id */
-    clear(b->a, p->dim_v);
-    sum_lanes(b->a, b->s, b->v, n_keys, p->dim_v);
-    for (int r = 0; r < n; r++) {
-        double delta = 0;
-        for (int64_t d = 0; d < p->dim_v; d++) {
-            ref->o[(at + r) * p->dim_v + d] = b->a[d][r];
-            if (p->dout.data)
-                delta += b->a[d][r] * cofi_ref_value(p, &p->dout, batch, row + r, head, d);
-        }
-        if (p->dout.data)
-            ref->delta[at + r] = delta;
-    }
-}
-
-/* p_ij = exp(s_ij - lse_i), 0 where j is hidden or i sees nothing; left in s.
- * ds_ij = p_ij (dp_ij - delta_i) scale; left in t. */
-static void softmax_grad(const struct cofi_attention_problem *p, bool is_visible, double lse,
-                         double delta, double *s, double *t)
-{
-    double prob = is_visible && lse > -INFINITY ? exp(p->scale * *s - lse) : 0;
-    *t = prob * (*t - delta) * p->scale;
-    *s = prob;
-}
-
-static void dq_lanes(const struct cofi_attention_problem *p, const struct cofi_attention_ref *ref,
-                     struct buffers *b, int64_t batch, int64_t head, int64_t row, int64_t n)
-{
-    int64_t n_keys = keys_end(p, row + n), at = (batch * p->n_heads + head) * p->n_rows + row;
-    head_lanes(p, &p->q, batch, head, p->dim_qk, row, n, b->x);
-    head_lanes(p, &p->dout, batch, head, p->dim_v, row, n, b->y);
-
-    /* dp_ij = sum_d dout_id v_jd */
-    dot_lanes(b->s, b->k, b->x, n_keys, p->dim_qk);
-    dot_lanes(b->t, b->v, b->y, n_keys, p->dim_v);
-    for (int64_t j = 0; j < n_keys; j++)
-        for (int r = 0; r < n; r++)
-            softmax_grad(p, visible(p, row + r, j), ref->lse[at + r], ref->delta[at + r],
-                         &b->s[j][r], &b->t[j][r]);
-
-    /* dq_id = sum_j ds_ij k_jd */
-    clear(b->a, p->dim_qk);
-    sum_lanes(b->a, b->t, b->k, n_keys, p->dim_qk);
-    for (int r = 0; r < n; r++)
-        for (int64_t d = 0; d < p->dim_qk; d++)
-            ref->dq[(at + r) * p->dim_qk + d] = b->a[d][r];
-}
-
-/* One query head's part in dk and dv of the key rows in the lanes; k is that head's q and v its
- * dout here: rows are queries, lanes keys. */
-static void dkv_lanes(const struct cofi_attention_problem *p, const struct cofi_attention_ref *ref,
-                      struct buffers *b, int64_t batch, int64_t head, int64_t row, int64_t n)
-{
-    int64_t first = p->mask == COF_MASK_CAUSAL ? row : 0, n_queries = p->n_rows - first;
-    int64_t at = (batch * p->n_heads + head) * p->n_rows + first;
-    const double *q = b->k + first * p->dim_qk, *dout = b->v + first * p->dim_v;
-
-    dot_lanes(b->s, q, b->x, n_queries, p->dim_qk);
-    dot_lanes(b->t, dout, b->y, n_queries, p->dim_v);
-    for (int64_t i = 0; i < n_queries; i++)
-        for (int r = 0; r < LANES; r++)
-            softmax_grad(p, r < n && visible(p, first + i, row + r), ref->lse[at + i],
-                         ref->delta[at + i], &b->s[i][r], &b->t[i][r]);
-
-    /* dk_jd = sum_h sum_i ds_ij q_id;  dv_jd = sum_h sum_i p_ij dout_id */
-    sum_lanes(b->a, b->t, q, n_queries, p->dim_qk);
-    sum_lanes(b->b, b->s, dout, n_queries, p->dim_v);
-}
-
-cof_status cofi_attention_ref_forward(const struct cofi_attention_problem *p,
-                                      const struct cofi_attention_ref *ref, int64_t batch,
-                                      int64_t head, int64_t row_begin, int64_t row_end)
-{
-    int64_t kv_head = head / (p->n_heads / p->n_kv_heads);
-    struct buffers b;
-    COF_TRY(buffers_alloc(p, &b, head_rows(p, &p->k, batch, kv_head, p->dim_qk),
-                          head_rows(p, &p->v, batch, kv_head, p->dim_v)));
-    for (int64_t row = row_begin; row < row_end; row += LANES)
-        forward_lanes(p, ref, &b, batch, head, row, row_end - row < LANES ? row_end - row : LANES);
-    buffers_free(&b);
-    return COF_OK;
-}
-
-cof_status cofi_attention_ref_dq(const struct cofi_attention_problem *p,
-                                 const struct cofi_attention_ref *ref, int64_t batch, int64_t head,
-                                 int64_t row_begin, int64_t row_end)
-{
-    int64_t kv_head = head / (p->n_heads / p->n_kv_heads);
-    struct buffers b;
-    COF_TRY(buffers_alloc(p, &b, head_rows(p, &p->k, batch, kv_head, p->dim_qk),
-                          head_rows(p, &p->v, batch, kv_head, p->dim_v)));
-    for (int64_t row = row_begin; row < row_end; row += LANES)
-        dq_lanes(p, ref, &b, batch, head, row, row_end - row < LANES ? row_end - row : LANES);
-    buffers_free(&b);
-    return COF_OK;
-}
-
-/* One query head's part of dk and dv, added to what ref holds. */
-static cof_status dkv_head(const struct cofi_attention_problem *p,
-                           const struct cofi_attention_ref *ref, int64_t batch, int64_t head,
-                           int64_t row_begin, int64_t row_end)
-{
-    int64_t kv_head = head / (p->n_heads / p->n_kv_heads);
-    struct buffers b;
-    COF_TRY(buffers_alloc(p, &b, head_rows(p, &p->q, batch, head, p->dim_qk),
-                          head_rows(p, &p->dout, batch, head, p->dim_v)));
-    for (int64_t row = row_begin; row < row_end; row += LANES) {
-        int64_t n = row_end - row < LANES ? row_end - row : LANES;
-        int64_t at = (batch * p->n_kv_heads + kv_head) * p->n_rows + row;
-        head_lanes(p, &p->k, batch, kv_head, p->dim_qk, row, n, b.x);
-        head_lanes(p, &p->v, batch, kv_head, p->dim_v, row, n, b.y);
-        clear(b.a, p->dim_qk);
-        clear(b.b, p->dim_v);
-        dkv_lanes(p, ref, &b, batch, head, row, n);
-        for (int r = 0; r < n; r++) {
-            for (int64_t d = 0; d < p->dim_qk; d++)
-                ref->dk[(at + r) * p->dim_qk + d] += b.a[d][r];
-            for (int64_t d = 0; d < p->dim_v; d++)
-                ref->dv[(at + r) * p->dim_v + d] += b.b[d][r];
-        }
-    }
-    buffers_free(&b);
-    return COF_OK;
-}
-
-cof_status cofi_attention_ref_dkv(const struct cofi_attention_problem *p,
-                                  const struct cofi_attention_ref *ref, int64_t batch,
-                                  int64_t kv_head, int64_t row_begin, int64_t row_end)
-{
-    int64_t group = p->n_heads / p->n_kv_heads;
-    int64_t at = (batch * p->n_kv_heads + kv_head) * p->n_rows;
-    for (int64_t i = (at + row_begin) * p->dim_qk; i < (at + row_end) * p->dim_qk; i++)
-        ref->dk[i] = 0;
-    for (int64_t i = (at + row_begin) * p->dim_v; i < (at + row_end) * p->dim_v; i++)
-        ref->dv[i] = 0;
-    for (int64_t head = kv_head * group; head < (kv_head + 1) * group; head++)
-        COF_TRY(dkv_head(p, ref, batch, head, row_begin, row_end));
-    return COF_OK;
-}
-
-cof_status cofi_attention_ref_all(const struct cofi_attention_problem *p,
-                                  const struct cofi_attention_ref *ref)
-{
-    for (int64_t batch = 0; batch < p->n_batch; batch++) {
-        for (int64_t h = 0; h < p->n_heads; h++) {
-            COF_TRY(cofi_attention_ref_forward(p, ref, batch, h, 0, p->n_rows));
-            if (p->dout.data)
-                COF_TRY(cofi_attention_ref_dq(p, ref, batch, h, 0, p->n_rows));
-        }
-        for (int64_t h = 0; h < p->n_kv_heads && p->dout.data; h++)
-            COF_TRY(cofi_attention_ref_dkv(p, ref, batch, h, 0, p->n_rows));
-    }
-    return COF_OK;
+    for (int64_t b = 0; b < p->n_batch; b++)
+        for (int64_t h = 0; h < p->n_heads; h++)
+            for (int64_t i = 0; i < p->n_rows; i++) {
+                struct head x = {p, ref, b, h, h / (p->n_heads / p->n_kv_heads)};
+                forward_row(&x, i);
+                if (p->dout.data)
+                    backward_row(&x, i);
+            }
 }

@@ -2,13 +2,14 @@
  * SPDX-License-Identifier: Apache-2.0 */
 /* What attention is compared with, on whole (global) tensors, serially:
  *
- *   reference   fp64 throughout; the contract in code                      (attention_ref.c)
+ *   reference   fp64 throughout: attention_ref.c is the contract in code, attention_ref_fast.c the
+ *               same at speed
  *   plain       unblocked, of the tensors' own type: scores, probabilities, score gradients and
  *               results rounded to it, sums in fp32; its error is the yardstick (attention_plain.c)
  *
- * Both come in pieces, a range of rows of one head each, so that ranks and threads share the work
- * and large problems are sampled: all of `forward`, then `dq` and `dkv` in any order. Compiled into
- * the program and the tests, never into the library. */
+ * The fast ones come in pieces, a range of rows of one head each, so that ranks and threads share
+ * the work and large problems are sampled: all of `forward`, then `dq` and `dkv` in any order.
+ * Compiled into the program and the tests, never into the library. */
 #ifndef COFI_ATTENTION_REF_H
 #define COFI_ATTENTION_REF_H
 
@@ -39,6 +40,10 @@ struct cofi_attention_ref {
 struct cofi_attention_plain {
     float *o, *lse, *delta, *dq, *dk, *dv;
 };
+
+/* The whole problem by the formulas; with dout the gradients too. */
+void cofi_attention_ref(const struct cofi_attention_problem *problem,
+                        const struct cofi_attention_ref *ref);
 
 /* Rows row_begin .. row_end-1 of one batch entry and one query head (dkv: key rows of one kv head).
  * dq and dkv read lse and delta (dq: of its rows; dkv: of every query row that sees its keys).
