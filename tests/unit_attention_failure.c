@@ -86,7 +86,7 @@ static void one_absent(int rank, int n_ranks, const char *job, void *arg)
 {
     (void)arg;
     struct fixture f;
-    set_up(&f, rank, n_ranks, job, 0.5);
+    set_up(&f, rank, n_ranks, job, 2);
     if (rank != 1) {
         cof_status status = cof_attention_forward(f.plan, &f.t.args, COF_STREAM_NOW);
         CHECK_FAILS(status, COF_ERR_TIMEOUT, "waited for rank 1 at");
@@ -95,7 +95,7 @@ static void one_absent(int rank, int n_ranks, const char *job, void *arg)
               "%s", cof_last_error());
         CHECK(all_nan(&f.t.o) && all_nan(&f.t.lse), "outputs are not NaN");
     } else {
-        usleep(1500000);
+        usleep(4000000);
         CHECK_FAILS(cof_attention_forward(f.plan, &f.t.args, COF_STREAM_NOW), COF_ERR_TIMEOUT,
                     "told by rank");
     }
@@ -108,7 +108,7 @@ static void directions_differ(int rank, int n_ranks, const char *job, void *arg)
 {
     (void)arg;
     struct fixture f;
-    set_up(&f, rank, n_ranks, job, 5);
+    set_up(&f, rank, n_ranks, job, 20);
     cof_status status = rank == 0 ? cof_attention_backward(f.plan, &f.t.args, COF_STREAM_NOW)
                                   : cof_attention_forward(f.plan, &f.t.args, COF_STREAM_NOW);
     CHECK_FAILS(status, COF_ERR_MISMATCH, "ranks disagree about this call");
@@ -139,7 +139,7 @@ static void sticky_stream(int rank, int n_ranks, const char *job, void *arg)
 {
     (void)arg;
     struct fixture f;
-    set_up(&f, rank, n_ranks, job, 0.5);
+    set_up(&f, rank, n_ranks, job, 2);
     cof_stream stream;
     CHECK_OK(cof_stream_create(f.world, 1, &stream));
     if (rank == 0) {
@@ -148,7 +148,7 @@ static void sticky_stream(int rank, int n_ranks, const char *job, void *arg)
         CHECK_FAILS(cof_stream_sync(stream), COF_ERR_TIMEOUT, "waited for rank 1");
         CHECK(all_nan(&f.t.o), "outputs are not NaN");
     } else {
-        usleep(1200000);
+        usleep(4000000);
     }
     cof_stream_destroy(stream);
     look_after(&f);

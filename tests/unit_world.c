@@ -12,7 +12,7 @@ static cof_world_options options(int rank, int n_ranks, const char *job)
     o.job = job;
     o.engine = COF_ENGINE_THREAD;
     o.n_threads = 1;
-    o.init_timeout = 0.5;
+    o.init_timeout = 20; /* patience for what shall succeed, or fail at once */
     return o;
 }
 
@@ -50,6 +50,7 @@ static void one_missing(int rank, int n_ranks, const char *job, void *arg)
     (void)arg;
     cof_world *w;
     cof_world_options o = options(rank, n_ranks, job);
+    o.init_timeout = 1;
     if (rank == 2) /* never comes */
         return;
     CHECK_FAILS(cof_world_create(&o, &w), COF_ERR_TIMEOUT, "did not arrive: 2");
@@ -60,6 +61,7 @@ static void rank0_missing(int rank, int n_ranks, const char *job, void *arg)
     (void)arg;
     cof_world *w;
     cof_world_options o = options(rank, n_ranks, job);
+    o.init_timeout = 0.5;
     if (rank > 0)
         CHECK_FAILS(cof_world_create(&o, &w), COF_ERR_TIMEOUT, "rank 0 of job");
 }
@@ -128,11 +130,11 @@ static void exchanges(int rank, int n_ranks, const char *job, void *arg)
     cof_world_destroy(w);
 }
 
-static cof_world *impatient(int rank, int n_ranks, const char *job)
+static cof_world *join(int rank, int n_ranks, const char *job, double init_timeout)
 {
     cof_world_options o = options(rank, n_ranks, job);
     cof_world *w = NULL;
-    o.init_timeout = 1;
+    o.init_timeout = init_timeout;
     CHECK_OK(cof_world_create(&o, &w));
     return w;
 }
@@ -140,7 +142,7 @@ static cof_world *impatient(int rank, int n_ranks, const char *job)
 static void different_calls(int rank, int n_ranks, const char *job, void *arg)
 {
     (void)arg;
-    cof_world *w = impatient(rank, n_ranks, job);
+    cof_world *w = join(rank, n_ranks, job, 20);
     cof_team *team = cof_world_team(w);
     int x = 0, all[16];
     cof_status status = rank == 1 ? cof_team_allgather(team, &x, all, sizeof x)
@@ -151,10 +153,24 @@ static void different_calls(int rank, int n_ranks, const char *job, void *arg)
     cof_world_destroy(w);
 }
 
+/* The answer of a rank 0 that has failed and left is read by a rank that comes after. */
+static void late_to_failure(int rank, int n_ranks, const char *job, void *arg)
+{
+    (void)arg;
+    cof_world *w = join(rank, n_ranks, job, 20);
+    int x = 0, all[16];
+    if (rank == 2)
+        usleep(300000);
+    cof_status status = rank == 1 ? cof_team_allgather(cof_world_team(w), &x, all, sizeof x)
+                                  : cof_team_barrier(cof_world_team(w));
+    CHECK_FAILS(status, COF_ERR_MISMATCH, "rank 1 is in \"allgather\" while rank 0 is in");
+    cof_world_destroy(w);
+}
+
 static void teams_differ(int rank, int n_ranks, const char *job, void *arg)
 {
     (void)arg;
-    cof_world *w = impatient(rank, n_ranks, job);
+    cof_world *w = join(rank, n_ranks, job, 20);
     cof_team *part;
     int ranks[2] = {0, 1};
     CHECK_FAILS(cof_team_create(w, ranks, 2, rank == 1 ? 5 : 4, &part), COF_ERR_MISMATCH,
@@ -166,23 +182,23 @@ static void teams_differ(int rank, int n_ranks, const char *job, void *arg)
 static void one_late(int rank, int n_ranks, const char *job, void *arg)
 {
     (void)arg;
-    cof_world *w = impatient(rank, n_ranks, job);
+    cof_world *w = join(rank, n_ranks, job, 2);
     if (rank == 1)
-        usleep(1500000);
+        usleep(3000000);
     cof_status status = cof_team_barrier(cof_world_team(w));
     if (rank != 1)
-        CHECK_FAILS(status, COF_ERR_TIMEOUT, "rank 1 did not come within 1 s");
+        CHECK_FAILS(status, COF_ERR_TIMEOUT, "rank 1 did not come within 2 s");
     else
         CHECK(status != COF_OK, "the late rank passed a barrier that had failed");
     if (rank == 0) /* so that the late rank gets the answer, not a hang-up */
-        usleep(1000000);
+        usleep(2000000);
     cof_world_destroy(w);
 }
 
 static void one_leaves(int rank, int n_ranks, const char *job, void *arg)
 {
     (void)arg;
-    cof_world *w = impatient(rank, n_ranks, job);
+    cof_world *w = join(rank, n_ranks, job, 20);
     if (rank != 2) {
         cof_status status = cof_team_barrier(cof_world_team(w));
         CHECK(status == COF_ERR_PEER_DEAD || status == COF_ERR_MISMATCH, "%s", cof_last_error());
@@ -202,6 +218,7 @@ int main(void)
     for (int i = 0; i < 5; i++)
         test_ranks(sizes[i], exchanges, NULL);
     test_ranks(3, different_calls, NULL);
+    test_ranks(3, late_to_failure, NULL);
     test_ranks(2, teams_differ, NULL);
     test_ranks(3, one_late, NULL);
     test_ranks(3, one_leaves, NULL);

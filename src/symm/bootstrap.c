@@ -309,7 +309,8 @@ static cof_status bootstrap_other(cof_world *w, bool inherited, int64_t deadline
     int64_t patience = deadline == COFI_NEVER ? COFI_NEVER : deadline + GRACE_NS;
     cof_status status = cofi_link_send(w->socket[0], &w->hello[w->rank], sizeof w->hello[0],
                                        deadline);
-    if (status == COF_OK)
+    /* A rank 0 that has hung up may have left its verdict before: read on. */
+    if (status == COF_OK || status == COF_ERR_PEER_DEAD)
         status = cofi_link_recv(w->socket[0], &v, sizeof v, patience);
     COF_FAIL_IF(status != COF_OK, status, "world of %d: rank 0 %s", w->n_ranks,
                 status == COF_ERR_TIMEOUT ? "did not answer in time" : "went away while joining");

@@ -263,7 +263,8 @@ static cof_status exchange_member(cof_team *t, const struct head *own, const voi
     cof_status status = cofi_link_send(fd, own, sizeof *own, deadline);
     if (status == COF_OK)
         status = cofi_link_send(fd, src, own->bytes, deadline);
-    if (status == COF_OK)
+    /* A rank 0 that has hung up may have left its error before: read on. */
+    if (status == COF_OK || status == COF_ERR_PEER_DEAD)
         status = await_message(t, 0, patience);
     if (status == COF_OK)
         status = cofi_link_recv(fd, &h, sizeof h, patience);
