@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "core/hash.h"
 #include "core/log.h"
+#include "core/sized.h"
 #include "core/wait.h"
 #include "test.h"
 
@@ -107,6 +108,37 @@ static void test_views(void)
           "order is lost");
 }
 
+/* Version 1 ended with b, ours has c, a later one d. */
+struct grown {
+    size_t size;
+    int b, c;
+};
+
+static void test_sized(void)
+{
+    struct grown ours = {9, 9, 9};
+    struct {
+        size_t size;
+        int b, c, d;
+    } given = {COFI_SIZE_THROUGH(struct grown, b), 5, 6, 7};
+    CHECK_OK(cofi_sized_read(&ours, sizeof ours, COFI_SIZE_THROUGH(struct grown, b), &given, "x"));
+    CHECK(ours.b == 5 && ours.c == 0 && ours.size == sizeof ours, "an older caller's");
+    given.size = COFI_SIZE_THROUGH(struct grown, c);
+    CHECK_OK(cofi_sized_read(&ours, sizeof ours, COFI_SIZE_THROUGH(struct grown, b), &given, "x"));
+    CHECK(ours.c == 6, "one of this version");
+    given.size = sizeof given;
+    CHECK_FAILS(
+        cofi_sized_read(&ours, sizeof ours, COFI_SIZE_THROUGH(struct grown, b), &given, "x"),
+        COF_ERR_INVALID, "in a field that version 0.1.0 does not know");
+    memset((char *)&given + sizeof ours, 0, sizeof given - sizeof ours);
+    CHECK_OK(cofi_sized_read(&ours, sizeof ours, COFI_SIZE_THROUGH(struct grown, b), &given, "x"));
+    given.size = 8;
+    CHECK_FAILS(
+        cofi_sized_read(&ours, sizeof ours, COFI_SIZE_THROUGH(struct grown, b), &given, "x"),
+        COF_ERR_INVALID, "x.size = 8");
+    CHECK_FAILS(cofi_sized_read(&ours, sizeof ours, 8, NULL, "x"), COF_ERR_INVALID, "x: NULL");
+}
+
 struct gate {
     _Atomic uint32_t word, sleepers;
     int n_polls;
@@ -162,6 +194,7 @@ int main(void)
     test_log();
     test_variables();
     test_views();
+    test_sized();
     test_wait();
     return test_done();
 }

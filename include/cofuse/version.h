@@ -4,7 +4,9 @@
  * Version and export macro.
  *
  * The soname carries COF_VERSION_MAJOR: within one major number functions are only added, structs
- * that begin with `size_t size` only grow at the end, and enumerators keep their values.
+ * that begin with `size_t size` only grow at the end, and enumerators keep their values. A struct
+ * of an older header is filled up with zeros, one of a newer header is taken when the fields that
+ * this library does not know are zero.
  */
 #ifndef COFUSE_VERSION_H
 #define COFUSE_VERSION_H

@@ -11,6 +11,7 @@
 #include "core/clock.h"
 #include "core/config.h"
 #include "core/log.h"
+#include "core/sized.h"
 #include "symm/engine.h"
 #include "symm/symm.h"
 
@@ -88,11 +89,9 @@ static cof_status read_options(cof_world *w, const cof_world_options *given)
 {
     cof_world_options o = COF_WORLD_OPTIONS_INIT;
     COF_TRY(cofi_config_check());
-    if (given) {
-        COF_FAIL_IF(given->size != sizeof o, COF_ERR_INVALID, "options.size = %zu: wanted %zu",
-                    given->size, sizeof o);
-        o = *given;
-    }
+    if (given)
+        COF_TRY(cofi_sized_read(&o, sizeof o, COFI_SIZE_THROUGH(cof_world_options, run_timeout),
+                                given, "options"));
     COF_TRY(o.n_ranks == 0 ? identity_from_environment(w) : identity_from_options(w, &o));
     w->engine = o.engine;
     if (w->engine == COF_ENGINE_DEFAULT)

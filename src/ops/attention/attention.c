@@ -12,6 +12,7 @@
 #include "core/tensor.h"
 #include "core/hash.h"
 #include "core/log.h"
+#include "core/sized.h"
 #include "symm/engine.h"
 #include "symm/stream.h"
 
@@ -73,10 +74,8 @@ static cof_status check_sizes(const cof_attention_params *p)
 /* Validates, and fills defaults in. */
 static cof_status read_params(const cof_attention_params *given, cof_attention_params *p)
 {
-    COF_FAIL_IF(!given, COF_ERR_INVALID, "params: NULL");
-    COF_FAIL_IF(given->size != sizeof *p, COF_ERR_INVALID, "params.size = %zu: wanted %zu",
-                given->size, sizeof *p);
-    *p = *given;
+    COF_TRY(cofi_sized_read(p, sizeof *p, COFI_SIZE_THROUGH(cof_attention_params, reserved), given,
+                            "params"));
     p->n_kv_heads = p->n_kv_heads ? p->n_kv_heads : p->n_heads;
     p->head_dim_v = p->head_dim_v ? p->head_dim_v : p->head_dim_qk;
     COF_TRY(check_choices(p));
@@ -207,16 +206,18 @@ cof_status cof_attention_workspace(cof_team *team, const cof_attention_params *p
     struct cofi_attention_plan plan = {0};
     cof_attention_params p;
     COF_FAIL_IF(!team, COF_ERR_INVALID, "team: NULL");
-    COF_FAIL_IF(!sizes || sizes->size != sizeof *sizes, COF_ERR_INVALID,
-                "sizes_out%s: wanted size = %zu", sizes ? "->size" : ": NULL", sizeof *sizes);
+    COF_FAIL_IF(!sizes, COF_ERR_INVALID, "sizes_out: NULL");
+    COF_FAIL_IF(sizes->size < COFI_SIZE_THROUGH(cof_workspace_sizes, saved), COF_ERR_INVALID,
+                "sizes_out->size = %zu: wanted %zu", sizes->size, sizeof *sizes);
     COF_TRY(read_params(params, &p));
     set_shape(&plan, team, &p);
     size_t symmetric = lay_out_symmetric(&plan);
-    *sizes = (cof_workspace_sizes){
-        .size = sizeof *sizes,
+    const cof_workspace_sizes full = {
+        .size = sizes->size,
         .local = lay_out_local(&plan, NULL) + sizeof plan,
         .symmetric = cofi_arena_slab_bytes(plan.n_ranks, symmetric, COFI_ATTENTION_PURPOSES),
     };
+    memcpy(sizes, &full, sizes->size < sizeof full ? sizes->size : sizeof full);
     return COF_OK;
 }
 
@@ -356,30 +357,30 @@ static cof_status check_apart(const struct named_tensor *outputs, int n_outputs,
     return COF_OK;
 }
 
-static cof_status read_call(const struct cofi_attention_plan *plan, const cof_attention_args *a,
+static cof_status read_call(const struct cofi_attention_plan *plan, const cof_attention_args *given,
                             bool backward, struct cofi_attention_call *call)
 {
     const struct cofi_attention_dims *d = &plan->dims;
-    COF_FAIL_IF(!a, COF_ERR_INVALID, "args: NULL");
-    COF_FAIL_IF(a->size != sizeof *a, COF_ERR_INVALID, "args.size = %zu: wanted %zu", a->size,
-                sizeof *a);
+    cof_attention_args a;
+    COF_TRY(
+        cofi_sized_read(&a, sizeof a, COFI_SIZE_THROUGH(cof_attention_args, dv), given, "args"));
     *call = (struct cofi_attention_call){0};
-    COF_TRY(read_view(plan, a->q, "q", d->n_heads, d->dim_qk, &call->q));
-    COF_TRY(read_view(plan, a->k, "k", d->n_kv_heads, d->dim_qk, &call->k));
-    COF_TRY(read_view(plan, a->v, "v", d->n_kv_heads, d->dim_v, &call->v));
-    COF_TRY(read_view(plan, a->o, "o", d->n_heads, d->dim_v, &call->o));
-    COF_TRY(read_lse(plan, a->lse, call));
-    struct named_tensor forward_in[] = {{"q", a->q}, {"k", a->k}, {"v", a->v}};
-    struct named_tensor forward_out[] = {{"o", a->o}, {"lse", a->lse}};
+    COF_TRY(read_view(plan, a.q, "q", d->n_heads, d->dim_qk, &call->q));
+    COF_TRY(read_view(plan, a.k, "k", d->n_kv_heads, d->dim_qk, &call->k));
+    COF_TRY(read_view(plan, a.v, "v", d->n_kv_heads, d->dim_v, &call->v));
+    COF_TRY(read_view(plan, a.o, "o", d->n_heads, d->dim_v, &call->o));
+    COF_TRY(read_lse(plan, a.lse, call));
+    struct named_tensor forward_in[] = {{"q", a.q}, {"k", a.k}, {"v", a.v}};
+    struct named_tensor forward_out[] = {{"o", a.o}, {"lse", a.lse}};
     if (!backward)
         return check_apart(forward_out, 2, forward_in, 3);
-    COF_TRY(read_view(plan, a->dout, "dout", d->n_heads, d->dim_v, &call->dout));
-    COF_TRY(read_view(plan, a->dq, "dq", d->n_heads, d->dim_qk, &call->dq));
-    COF_TRY(read_view(plan, a->dk, "dk", d->n_kv_heads, d->dim_qk, &call->dk));
-    COF_TRY(read_view(plan, a->dv, "dv", d->n_kv_heads, d->dim_v, &call->dv));
-    struct named_tensor inputs[] = {{"q", a->q}, {"k", a->k},     {"v", a->v},
-                                    {"o", a->o}, {"lse", a->lse}, {"dout", a->dout}};
-    struct named_tensor outputs[] = {{"dq", a->dq}, {"dk", a->dk}, {"dv", a->dv}};
+    COF_TRY(read_view(plan, a.dout, "dout", d->n_heads, d->dim_v, &call->dout));
+    COF_TRY(read_view(plan, a.dq, "dq", d->n_heads, d->dim_qk, &call->dq));
+    COF_TRY(read_view(plan, a.dk, "dk", d->n_kv_heads, d->dim_qk, &call->dk));
+    COF_TRY(read_view(plan, a.dv, "dv", d->n_kv_heads, d->dim_v, &call->dv));
+    struct named_tensor inputs[] = {{"q", a.q}, {"k", a.k},     {"v", a.v},
+                                    {"o", a.o}, {"lse", a.lse}, {"dout", a.dout}};
+    struct named_tensor outputs[] = {{"dq", a.dq}, {"dk", a.dk}, {"dv", a.dv}};
     return check_apart(outputs, 3, inputs, 6);
 }
 
