@@ -131,6 +131,18 @@ static void test_forward_only(void)
     cof_plan_destroy(plan);
 }
 
+/* More than any machine has: refused before anything is touched. */
+static void test_memory(void)
+{
+    cof_attention_params p = test_attention_params(INT64_C(1) << 40);
+    cof_plan *plan;
+    cof_workspace_sizes sizes = COF_WORKSPACE_SIZES_INIT;
+    CHECK_OK(cof_attention_workspace(team, &p, &sizes));
+    CHECK(sizes.local > (size_t)1 << 46, "%zu bytes", sizes.local);
+    CHECK_FAILS(cof_attention_plan_create(team, &p, NULL, &plan), COF_ERR_NOMEM, "bytes wanted");
+    CHECK_OK(cof_team_query(team));
+}
+
 int main(void)
 {
     cof_world *world = test_world(0, 1, NULL, 10);
@@ -138,6 +150,7 @@ int main(void)
     test_params();
     test_tensors();
     test_forward_only();
+    test_memory();
     cof_world_destroy(world);
     return test_done();
 }

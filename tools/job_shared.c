@@ -18,7 +18,7 @@ static const char shared_variable[] = "COFUSE_SHARED_FD";
 
 int cofi_job_shared_create(size_t bytes, void **memory_out)
 {
-    if (cofi_memory_check(bytes) != COF_OK) {
+    if (cofi_memory_check_file(bytes, bytes) != COF_OK) {
         cofi_cli_error("%zu bytes of shared memory: %s", bytes, cof_last_error());
         return -1;
     }

@@ -21,7 +21,7 @@ static cof_status make_memfd(cof_arena *a, int *fd_out)
     if (a->rank != 0)
         return COF_OK;
     size_t bytes = (size_t)a->n_ranks * a->slab_bytes;
-    COF_TRY(cofi_memory_check(bytes));
+    COF_TRY(cofi_memory_check_file(bytes, bytes));
     int fd = memfd_create("cofuse", MFD_CLOEXEC);
     COF_FAIL_IF(fd < 0, COF_ERR_SYSTEM, "arena: memfd_create: %s", strerror(errno));
     *fd_out = fd;
@@ -34,7 +34,7 @@ static cof_status reserve_and_map(cof_arena *a, int fd)
 {
     size_t bytes = (size_t)a->n_ranks * a->slab_bytes;
     COF_FAIL_IF(COFI_FAULT(ARENA_NOMEM, a->rank), COF_ERR_NOMEM, "arena: refused by a fault hook");
-    COF_TRY(cofi_memory_check(a->slab_bytes));
+    COF_TRY(cofi_memory_check_file(a->slab_bytes, bytes));
     int error = posix_fallocate(fd, (off_t)((size_t)a->rank * a->slab_bytes), (off_t)a->slab_bytes);
     COF_FAIL_IF(error, COF_ERR_NOMEM, "arena: %zu bytes of shared memory: %s", a->slab_bytes,
                 strerror(error));

@@ -84,10 +84,15 @@ cof_status cofi_memory_check(size_t bytes)
                             "memory.usage_in_bytes", &room) &&
                     bytes > room,
                 COF_ERR_NOMEM, "%zu bytes wanted, %" PRIu64 " are left in the cgroup", bytes, room);
+    return COF_OK;
+}
+
+cof_status cofi_memory_check_file(size_t bytes, size_t file_bytes)
+{
     struct rlimit limit;
     COF_FAIL_IF(getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
-                    bytes > limit.rlim_cur,
-                COF_ERR_NOMEM, "%zu bytes wanted, files are limited to %llu (ulimit -f)", bytes,
-                (unsigned long long)limit.rlim_cur);
-    return COF_OK;
+                    file_bytes > limit.rlim_cur,
+                COF_ERR_NOMEM, "%zu bytes wanted, files are limited to %llu (ulimit -f)",
+                file_bytes, (unsigned long long)limit.rlim_cur);
+    return cofi_memory_check(bytes);
 }

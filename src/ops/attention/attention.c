@@ -14,6 +14,7 @@
 #include "core/log.h"
 #include "core/sized.h"
 #include "symm/engine.h"
+#include "symm/memory.h"
 #include "symm/stream.h"
 
 #define MAX_HEAD_DIM 512
@@ -253,6 +254,7 @@ static void destroy(cof_plan *base)
 static cof_status allocate_local(struct cofi_attention_plan *plan)
 {
     size_t bytes = lay_out_local(plan, NULL);
+    COF_TRY(cofi_memory_check(bytes));
     plan->memory = aligned_alloc(128, bytes ? bytes : 128);
     COF_FAIL_IF(!plan->memory, COF_ERR_NOMEM, "attention plan: no memory for %zu bytes", bytes);
     lay_out_local(plan, plan->memory);
