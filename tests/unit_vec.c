@@ -301,6 +301,30 @@ static void test_tails(const struct cofi_vec_ops *ops)
     CHECK(isinf(ops->max(NULL, 0)) && ops->max(NULL, 0) < 0, "max of nothing");
 }
 
+/* Scores of 1e10 and more: exp(scale*s - shift) is 1 where shift is the rounded product, whatever
+ * an FMA would make of it, and 0 well below. */
+static void test_exp_large(const struct cofi_vec_ops *ops)
+{
+    enum { N = 70 };
+    float s[N], p[N], ds[N], dp[N] = {0};
+    uint16_t h[N];
+    for (int trial = 0; trial < 200; trial++) {
+        const float scale = 1e6f + 997.3f * (float)trial, top = 12345.678f + (float)trial / 7;
+        const float shift = (float)((double)scale * (double)top); /* rounded once */
+        for (int i = 0; i < N; i++)
+            s[i] = i % 3 ? top : -top;
+        float sum = ops->exp_f32(p, s, scale, shift, N);
+        CHECK(sum == 46, "sum of exp_f32 at %g: %g", (double)shift, (double)sum);
+        sum = ops->exp_bf16(h, s, scale, shift, N);
+        CHECK(sum == 46, "sum of exp_bf16 at %g: %g", (double)shift, (double)sum);
+        ops->softmax_grad_f32(p, ds, s, dp, scale, shift, 0, N);
+        ops->softmax_grad_bf16(h, h, s, dp, scale, shift, 0, N);
+        for (int i = 0; i < N; i++)
+            CHECK(p[i] == (i % 3 ? 1 : 0), "p of softmax_grad_f32 at %g: %g", (double)shift,
+                  (double)p[i]);
+    }
+}
+
 static void test_table(const struct cofi_vec_ops *ops)
 {
     int before = n_failed;
@@ -308,6 +332,7 @@ static void test_table(const struct cofi_vec_ops *ops)
     test_conversion(ops);
     test_exp_sweep(ops);
     test_exp_special(ops);
+    test_exp_large(ops);
     test_tails(ops);
     if (n_failed == before)
         printf("ok %s\n", context);

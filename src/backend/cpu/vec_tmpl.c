@@ -309,24 +309,40 @@ INLINE vf cut(vf x, int64_t n)
     return load_part(lanes, n, 0);
 }
 
+/* x * factor, rounded: not to be contracted to an FMA with the subtraction that follows. The
+ * callers subtract the largest of these products (or its like), and only between rounded products
+ * is the difference 0 there; what an FMA would leave of a score of 1e10 is hundreds. */
+INLINE vf times(vf x, float factor)
+{
+    vf product = x * factor;
+#if defined(__AVX512F__) && W == 16
+    __asm__("" : "+v"(product));
+#elif defined(__AVX__) && W == 8
+    __asm__("" : "+x"(product));
+#elif defined(__FMA__) || !defined(__x86_64__)
+    __asm__("" : "+m"(product));
+#endif
+    return product;
+}
+
 static float exp_f32(float *p, const float *s, float scale, float shift, int64_t n)
 {
     vf sums[N_UNROLL] = {{0}};
     int64_t i = 0;
     for (; i + N_EXP * W <= n; i += N_EXP * W) {
         vf x[N_EXP];
-        EACH x[u] = load(s + i + u * W) * scale - shift;
+        EACH x[u] = times(load(s + i + u * W), scale) - shift;
         exp_block(x);
         EACH store(p + i + u * W, x[u]);
         EACH sums[u] += x[u];
     }
     for (; i + W <= n; i += W) {
-        vf e = exp_one(load(s + i) * scale - shift);
+        vf e = exp_one(times(load(s + i), scale) - shift);
         store(p + i, e);
         sums[0] += e;
     }
     if (i < n) {
-        vf e = exp_one(load_part(s + i, n - i, 0) * scale - shift);
+        vf e = exp_one(times(load_part(s + i, n - i, 0), scale) - shift);
         store_part(p + i, e, n - i);
         sums[1] += cut(e, n - i);
     }
@@ -339,18 +355,18 @@ static float exp_bf16(uint16_t *p, const float *s, float scale, float shift, int
     int64_t i = 0;
     for (; i + N_EXP * W <= n; i += N_EXP * W) {
         vf x[N_EXP];
-        EACH x[u] = load(s + i + u * W) * scale - shift;
+        EACH x[u] = times(load(s + i + u * W), scale) - shift;
         exp_block(x);
         EACH_PAIR store_pair_bf16(p + i + u * W, x[u], x[u + 1]);
         EACH sums[u] += x[u];
     }
     for (; i + W <= n; i += W) {
-        vf e = exp_one(load(s + i) * scale - shift);
+        vf e = exp_one(times(load(s + i), scale) - shift);
         store_bf16(p + i, e);
         sums[0] += e;
     }
     if (i < n) {
-        vf e = exp_one(load_part(s + i, n - i, 0) * scale - shift);
+        vf e = exp_one(times(load_part(s + i, n - i, 0), scale) - shift);
         store_part_bf16(p + i, e, n - i);
         sums[1] += cut(e, n - i);
     }
@@ -363,7 +379,7 @@ static void softmax_grad_f32(float *p, float *ds, const float *s, const float *d
     int64_t i = 0;
     for (; i + N_EXP * W <= n; i += N_EXP * W) {
         vf x[N_EXP], d[N_EXP];
-        EACH x[u] = load(s + i + u * W) * scale - lse;
+        EACH x[u] = times(load(s + i + u * W), scale) - lse;
         exp_block(x);
         EACH d[u] = x[u] * (load(dp + i + u * W) - delta) * scale;
         EACH store(p + i + u * W, x[u]);
@@ -371,7 +387,7 @@ static void softmax_grad_f32(float *p, float *ds, const float *s, const float *d
     }
     for (int64_t k; i < n; i += k) {
         k = n - i < W ? n - i : W;
-        vf e = exp_one(load_part(s + i, k, 0) * scale - lse);
+        vf e = exp_one(times(load_part(s + i, k, 0), scale) - lse);
         vf d = e * (load_part(dp + i, k, 0) - delta) * scale;
         store_part(p + i, e, k);
         store_part(ds + i, d, k);
@@ -384,7 +400,7 @@ static void softmax_grad_bf16(uint16_t *p, uint16_t *ds, const float *s, const f
     int64_t i = 0;
     for (; i + N_EXP * W <= n; i += N_EXP * W) {
         vf x[N_EXP], d[N_EXP];
-        EACH x[u] = load(s + i + u * W) * scale - lse;
+        EACH x[u] = times(load(s + i + u * W), scale) - lse;
         exp_block(x);
         EACH d[u] = x[u] * (load(dp + i + u * W) - delta) * scale;
         EACH_PAIR store_pair_bf16(p + i + u * W, x[u], x[u + 1]);
@@ -392,7 +408,7 @@ static void softmax_grad_bf16(uint16_t *p, uint16_t *ds, const float *s, const f
     }
     for (int64_t k; i < n; i += k) {
         k = n - i < W ? n - i : W;
-        vf e = exp_one(load_part(s + i, k, 0) * scale - lse);
+        vf e = exp_one(times(load_part(s + i, k, 0), scale) - lse);
         vf d = e * (load_part(dp + i, k, 0) - delta) * scale;
         store_part_bf16(p + i, e, k);
         store_part_bf16(ds + i, d, k);
