@@ -33,6 +33,9 @@ static void test_params(void)
     REFUSED(p.head_dim_qk = 513, COF_ERR_INVALID, "params.head_dim_qk = 513");
     REFUSED(p.head_dim_v = -4, COF_ERR_INVALID, "params.head_dim_v = -4");
     REFUSED(p.n_rows = INT64_C(1) << 60, COF_ERR_INVALID, "past the address space");
+    REFUSED((p.n_batch = INT64_C(1) << 62, p.n_heads = INT64_C(1) << 62, p.n_kv_heads = 1),
+            COF_ERR_INVALID, "past the address space");
+    REFUSED(p.scale = 1e39, COF_ERR_INVALID, "params.scale = 1e+39");
     REFUSED(p.scale = 1.0 / 0.0, COF_ERR_INVALID, "params.scale = inf");
     REFUSED(p.forward_only = 2, COF_ERR_INVALID, "params.forward_only");
     REFUSED(p.wire_f32 = -1, COF_ERR_INVALID, "params.wire_f32");

@@ -151,7 +151,8 @@ static void check_bf16(struct cofi_attention_problem p)
 static void check_same(const double *x, const double *y, int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
-        REQUIRE(fabs(x[i] - y[i]) <= 1e-12 * (1 + fabs(y[i])));
+        REQUIRE(x[i] == y[i] || fabs(x[i] - y[i]) <= 1e-12 * (1 + fabs(y[i])) ||
+                (isnan(x[i]) && isnan(y[i])));
 }
 
 /* The fast reference is the one by the formulas. */
@@ -165,6 +166,23 @@ static void check_formulas(const struct cofi_attention_problem *p)
     check_same(r_dq, s_dq, nq * p->dim_qk);
     check_same(r_dk, s_dk, nk * p->dim_qk);
     check_same(r_dv, s_dv, nk * p->dim_v);
+}
+
+/* A NaN or an infinity reaches the results that the formulas take it to, and no other. */
+static void check_poison(const struct cofi_attention_problem *p)
+{
+    float *inputs[] = {in_q, in_k, in_v, in_dout};
+    const float poison[] = {NAN, INFINITY, -INFINITY};
+    for (int t = 0; t < 4; t++)
+        for (int n = 0; n < 3; n++) {
+            int64_t at = p->n_rows / 2 * p->n_kv_heads * (t == 2 ? p->dim_v : p->dim_qk);
+            float saved = inputs[t][at];
+            inputs[t][at] = poison[n];
+            REQUIRE(cofi_attention_ref_all(p, &ref) == COF_OK);
+            check_formulas(p);
+            inputs[t][at] = saved;
+        }
+    REQUIRE(cofi_attention_ref_all(p, &ref) == COF_OK);
 }
 
 /* Pieces of any cut give the same bits as the whole. */
@@ -204,6 +222,7 @@ int main(void)
                 .v = view(in_v, s[1], s[3], s[5]), .dout = view(in_dout, s[1], s[2], s[5])};
             REQUIRE(cofi_attention_ref_all(&p, &ref) == COF_OK);
             check_formulas(&p);
+            check_poison(&p);
             check_forward(&p);
             check_backward(&p);
             check_pieces(&p);

@@ -131,11 +131,13 @@ static void clear_progress(const struct rank_state *s)
 }
 
 /* The command that runs a failed case again. */
-static void print_again(const struct cofi_check_options *options, const char *line)
+static void print_again(const struct cofi_check_options *options, cof_engine engine,
+                        const char *line)
 {
     const char *end = strstr(line, " ranks=");
-    printf("     again: cofuse check '%.*s' --ranks %d --seed %" PRIu64 "%s\n",
-           (int)(end ? end - line : LINE_BYTES - 1), line, options->n_ranks, options->seed,
+    printf("     again: cofuse check '%.*s' --ranks %d --engine %s --seed %" PRIu64 "%s\n",
+           (int)(end ? end - line : LINE_BYTES - 1), line, options->n_ranks,
+           engine == COF_ENGINE_THREAD ? "thread" : "shm", options->seed,
            options->full ? " --full" : "");
 }
 
@@ -155,7 +157,7 @@ static void report(struct rank_state *s, const char *line, const struct cofi_che
                result->text[0] == ' ' ? "" : " ", result->text);
     }
     if (failed)
-        print_again(&s->options, line);
+        print_again(&s->options, s->request->engine, line);
     fflush(stdout);
 }
 
@@ -332,7 +334,7 @@ static int run_job(const struct request *r, int n_ranks, int argc, char **argv,
     if (code != COFI_EXIT_OK && shared->line[0]) {
         shared->line[LINE_BYTES - 1] = 0;
         printf("FAIL %s: the run itself failed\n", shared->line);
-        print_again(&options, shared->line);
+        print_again(&options, r->engine, shared->line);
         shared->n_failed++;
     }
     if (code != COFI_EXIT_OK)

@@ -52,7 +52,7 @@ typedef struct cof_attention_params {
     cof_layout_kind layout;          /* ZIGZAG by default */
     cof_chunking chunking;           /* BALANCED by default */
     cof_attention_schedule schedule; /* */
-    double scale;                    /* finite; 0: 1/sqrt(Dqk) */
+    double scale;                    /* finite in fp32; 0: 1/sqrt(Dqk) */
     int forward_only;                /* 1: no memory for backward, which is then refused */
     int wire_f32;                    /* 1: dK, dV travel in fp32 instead of dtype */
     int reserved;                    /* 0 */
@@ -108,6 +108,9 @@ COF_API cof_status cof_attention_plan_create(cof_team *team, const cof_attention
  * o, lse from q, k, v. Every rank of the team calls it, in the same order of calls on this plan;
  * enqueues on `stream`. Several calls may be in flight; the caller orders them: all on one stream,
  * or with events between streams (COF_STREAM_NOW is a stream of its own).
+ *
+ * The run deadline bounds each wait, and a wait for another rank lasts as long as that rank
+ * computes a section: choose it (cof_world_options.run_timeout) well above the time of a call.
  *
  * Rows: lse is -inf and o is 0 for a row that sees no key; padding rows (PADDED) get the same.
  * NaN or infinite inputs spread to the rows that see them, and to no other.

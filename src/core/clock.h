@@ -16,10 +16,10 @@ static inline int64_t cofi_now(void)
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* seconds <= 0 means no deadline */
+/* No deadline for seconds <= 0, and for more than 31 years. */
 static inline int64_t cofi_deadline(double seconds)
 {
-    return seconds > 0 ? cofi_now() + (int64_t)(seconds * 1e9) : COFI_NEVER;
+    return seconds > 0 && seconds <= 1e9 ? cofi_now() + (int64_t)(seconds * 1e9) : COFI_NEVER;
 }
 
 #endif

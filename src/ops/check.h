@@ -24,6 +24,10 @@ double cofi_check_rounded(double x, cof_dtype dtype);
 /* The error rule. `plain` is the unblocked implementation in the same type whose
  * error is the yardstick. A value that is not finite counts as bad unless the reference is the same
  * infinity or NaN too; so does a plain value that is not finite where the reference is. */
+/* No intermediate excuses more than this: scores whose lse is rounded further are not judged well.
+ */
+#define COFI_CHECK_MAX_INPUT_ERROR 1e-3
+
 struct cofi_check_error {
     double err2, plain_err2, ref2;       /* sums of squares */
     double max_err, max_plain, max_ref;  /* largest magnitudes */

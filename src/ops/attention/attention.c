@@ -64,11 +64,13 @@ static cof_status check_sizes(const cof_attention_params *p)
                 MAX_HEAD_DIM);
     COF_FAIL_IF(p->head_dim_v < 1 || p->head_dim_v > MAX_HEAD_DIM, COF_ERR_INVALID,
                 "params.head_dim_v = %lld: wanted 1 .. %d", (long long)p->head_dim_v, MAX_HEAD_DIM);
+    COF_FAIL_IF(p->n_batch > MAX_ELEMENTS || p->n_heads > MAX_ELEMENTS, COF_ERR_INVALID,
+                "params: n_batch or n_heads is past the address space");
     __int128 elements = (__int128)p->n_batch * p->n_heads * MAX_HEAD_DIM;
     COF_FAIL_IF(elements > MAX_ELEMENTS || elements * p->n_rows > MAX_ELEMENTS, COF_ERR_INVALID,
                 "params: n_batch * n_rows * n_heads is past the address space");
-    COF_FAIL_IF(!isfinite(p->scale), COF_ERR_INVALID, "params.scale = %g: wanted a finite number",
-                p->scale);
+    COF_FAIL_IF(!isfinite((float)p->scale), COF_ERR_INVALID,
+                "params.scale = %g: wanted a number that is finite in fp32", p->scale);
     return COF_OK;
 }
 
@@ -321,8 +323,8 @@ static cof_status read_view(const struct cofi_attention_plan *plan, const cof_te
     *view = (struct cofi_attention_view){cofi_tensor_data(t), stride[is_bshd ? 0 : 1],
                                          stride[is_bshd ? 1 : 0], stride[2]};
     /* A row is walked with row_stride as leading dimension, which must not be below its length. */
-    if (view->row_stride < dim)
-        view->row_stride = s <= 1 ? dim : view->row_stride;
+    if (s <= 1) /* any stride is legal then */
+        view->row_stride = dim;
     return COF_OK;
 }
 
@@ -397,20 +399,16 @@ static cof_status run(cof_plan *base, const cof_attention_args *args, cof_stream
     struct cofi_cpu_stream *s;
     COF_FAIL_IF(backward && plan->params.forward_only, COF_ERR_INVALID,
                 "plan: made with forward_only = 1, it has no backward");
-    COF_TRY(cofi_stream_resolve(base->team->world, stream, &s));
     COF_TRY(read_call(plan, args, backward, &call));
     COF_TRY(cofi_team_status(base->team));
-    COF_TRY(cofi_arena_status(plan->arena) == COF_OK
-                ? COF_OK
-                : cofi_fail_text(COF_ERR_POISONED, cof_last_error()));
-    if (plan->params.n_rows == 0)
-        return COF_OK; /* nothing on any rank */
-    cof_status status = backward ? cofi_attention_ring_backward(plan, &call, s)
-                                 : cofi_attention_ring_forward(plan, &call, s);
-    if (stream.kind != COF_STREAM_KIND_NOW)
-        return status;
-    cof_status ended = cofi_cpu_stream_sync_and_clear(s);
-    return status != COF_OK ? status : ended;
+    if (cofi_arena_status(plan->arena) != COF_OK)
+        return cofi_fail_text(COF_ERR_POISONED, cof_last_error());
+    COF_TRY(cofi_stream_begin(base->team->world, stream, &s));
+    cof_status status = COF_OK;
+    if (plan->params.n_rows > 0) /* else there is nothing to do on any rank */
+        status = backward ? cofi_attention_ring_backward(plan, &call, s)
+                          : cofi_attention_ring_forward(plan, &call, s);
+    return cofi_stream_end(base->team->world, stream, status);
 }
 
 cof_status cof_attention_forward(cof_plan *plan, const cof_attention_args *args, cof_stream stream)

@@ -239,7 +239,8 @@ static void judge(const struct run *run, int micro, struct cofi_check_error *err
     char text[sizeof result->text] = "";
     bool ok = true;
     for (int e = 0; e < (cofi_attention_case_has_backward(&run->c) ? N_ERRORS : 1); e++) {
-        errors[e].input_error = e == E_O ? 0 : 0x1p-24 * m[COFI_MAX_LSE];
+        errors[e].input_error =
+            e == E_O ? 0 : fmin(0x1p-24 * m[COFI_MAX_LSE], COFI_CHECK_MAX_INPUT_ERROR);
         ok &= cofi_check_error_judge(&errors[e], run->c.params.dtype, scales[e],
                                      cofi_attention_check_names[compared[e].tensor], text,
                                      sizeof text);

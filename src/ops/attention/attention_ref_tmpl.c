@@ -124,6 +124,32 @@ static void clear(REAL (*lanes)[LANES], int64_t n)
             lanes[i][r] = 0;
 }
 
+/* acc_dr += sum_j w_jr x_jd over the j that lane r sees: a NaN must not come through a weight of 0.
+ * Lanes are queries lane_row .. and j keys, or the other way round; j counts from `first`. */
+static void sum_visible(const struct cofi_attention_problem *p, REAL (*acc)[LANES],
+                        REAL (*w)[LANES], const REAL *x, int64_t n, int64_t dim, int64_t lane_row,
+                        int64_t n_lanes, int64_t first, bool lanes_are_queries)
+{
+    int64_t begin = 0, end = n; /* seen by all lanes */
+    if (p->mask == COF_MASK_CAUSAL && lanes_are_queries)
+        end = lane_row + 1 - first < n ? lane_row + 1 - first : n;
+    if (p->mask == COF_MASK_CAUSAL && !lanes_are_queries)
+        begin = lane_row + n_lanes - 1 - first < n ? lane_row + n_lanes - 1 - first : n;
+    for (int64_t j = 0; j < n; j++) {
+        if (j == begin && begin < end) {
+            sum_lanes(acc, w + begin, x + begin * dim, end - begin, dim);
+            j = end;
+            if (j == n)
+                return;
+        }
+        for (int64_t r = 0; r < n_lanes; r++)
+            if (lanes_are_queries ? visible(p, lane_row + r, first + j)
+                                  : visible(p, first + j, lane_row + r))
+                for (int64_t d = 0; d < dim; d++)
+                    acc[d][r] += w[j][r] * x[j * dim + d];
+    }
+}
+
 static void forward_lanes(const struct cofi_attention_problem *p,
                           const struct RESULT *result, struct buffers *b,
                           int64_t batch, int64_t head, int64_t row, int64_t n)
@@ -143,17 +169,17 @@ static void forward_lanes(const struct cofi_attention_problem *p,
     for (int r = 0; r < n; r++) {
         REAL m = -INFINITY, l = 0;
         for (int64_t j = 0; j < n_keys; j++)
-            m = MATH(fmax)(m, b->s[j][r]);
-        for (int64_t j = 0; j < n_keys && m > -INFINITY; j++)
-            l += b->s[j][r] = MATH(exp)(b->s[j][r] - m);
+            m = b->s[j][r] > m || b->s[j][r] != b->s[j][r] ? b->s[j][r] : m;
+        for (int64_t j = 0; j < n_keys; j++)
+            l += b->s[j][r] = visible(p, row + r, j) ? MATH(exp)(b->s[j][r] - m) : 0;
         result->lse[at + r] = m + MATH(log)(l);
         for (int64_t j = 0; j < n_keys; j++)
-            b->s[j][r] = l > 0 ? ROUNDED(p, b->s[j][r] / l) : 0;
+            b->s[j][r] = ROUNDED(p, b->s[j][r] / l);
     }
 
     /* o_id = round(sum_j p_ij v_jd);  delta_i = sum_d dout_id o_id */
     clear(b->a, p->dim_v);
-    sum_lanes(b->a, b->s, b->v, n_keys, p->dim_v);
+    sum_visible(p, b->a, b->s, b->v, n_keys, p->dim_v, row, n, 0, true);
     for (int r = 0; r < n; r++) {
         REAL delta = 0;
         for (int64_t d = 0; d < p->dim_v; d++) {
@@ -166,13 +192,13 @@ static void forward_lanes(const struct cofi_attention_problem *p,
     }
 }
 
-/* p_ij = round(exp(s_ij - lse_i)), 0 where j is hidden or i sees nothing; left in s.
+/* p_ij = round(exp(s_ij - lse_i)), 0 where j is hidden; left in s.
  * ds_ij = round(p_ij (dp_ij - delta_i) scale); left in t. */
 static void softmax_grad(const struct cofi_attention_problem *p, bool is_visible, REAL lse,
                          REAL delta, REAL *s, REAL *t)
 {
     REAL score = ROUNDED(p, (REAL)p->scale * *s);
-    REAL prob = is_visible && lse > -INFINITY ? ROUNDED(p, MATH(exp)(score - lse)) : 0;
+    REAL prob = is_visible ? ROUNDED(p, MATH(exp)(score - lse)) : 0;
     *t = ROUNDED(p, prob * (*t - delta) * (REAL)p->scale);
     *s = prob;
 }
@@ -195,7 +221,7 @@ static void dq_lanes(const struct cofi_attention_problem *p,
 
     /* dq_id = round(sum_j ds_ij k_jd) */
     clear(b->a, p->dim_qk);
-    sum_lanes(b->a, b->t, b->k, n_keys, p->dim_qk);
+    sum_visible(p, b->a, b->t, b->k, n_keys, p->dim_qk, row, n, 0, true);
     for (int r = 0; r < n; r++)
         for (int64_t d = 0; d < p->dim_qk; d++)
             result->dq[(at + r) * p->dim_qk + d] = ROUNDED(p, b->a[d][r]);
@@ -219,8 +245,8 @@ static void dkv_lanes(const struct cofi_attention_problem *p,
                          result->delta[at + i], &b->s[i][r], &b->t[i][r]);
 
     /* dk_jd = round(sum_h sum_i ds_ij q_id);  dv_jd = round(sum_h sum_i p_ij dout_id) */
-    sum_lanes(b->a, b->t, q, n_queries, p->dim_qk);
-    sum_lanes(b->b, b->s, dout, n_queries, p->dim_v);
+    sum_visible(p, b->a, b->t, q, n_queries, p->dim_qk, row, n, first, false);
+    sum_visible(p, b->b, b->s, dout, n_queries, p->dim_v, row, n, first, false);
 }
 
 cof_status NAME(forward)(const struct cofi_attention_problem *p,

@@ -15,7 +15,9 @@
 #include "ops/ops.h"
 #include "tools/job.h"
 
-static const double timeout_seconds = 20; /* unless the environment sets another */
+static const double timeout_seconds = 20; /* unless the environment sets another; and the time that
+                                            * a rank may compute while others wait for it, at */
+static const double slow_rate = 1e9;       /* flops a second */
 
 static const char usage[] =
     "usage: cofuse run attention -i in.safetensors [-o out.safetensors] [options]\n"
@@ -158,8 +160,10 @@ static cof_world_options world_options(const struct cofi_attention_run *run)
     const char *init = getenv("COFUSE_INIT_TIMEOUT"), *wait = getenv("COFUSE_TIMEOUT");
     options.engine = run->engine;
     options.n_threads = run->n_threads;
-    options.init_timeout = init && *init ? 0 : timeout_seconds;
-    options.run_timeout = wait && *wait ? 0 : timeout_seconds;
+    double seconds = timeout_seconds +
+                     cofi_attention_flops(&run->params, run->backward) / slow_rate;
+    options.init_timeout = init && *init ? 0 : seconds;
+    options.run_timeout = wait && *wait ? 0 : seconds;
     return options;
 }
 

@@ -27,7 +27,7 @@ void cofi_attention_row_take(struct cofi_attention_row *row, struct cofi_attenti
 }
 
 /* Flops of forward (1) or backward (2.5) by the area of the mask. */
-static double call_flops(const cof_attention_params *p, bool backward)
+double cofi_attention_flops(const cof_attention_params *p, bool backward)
 {
     double rows = (double)p->n_rows;
     double pairs = p->mask == COF_MASK_CAUSAL ? rows * (rows + 1) / 2 : rows * rows;
@@ -70,7 +70,7 @@ static void print_row(const struct cofi_attention_options *options,
     if (options->time) {
         printf("  %13.1f", row->tile_rate * 1e-9);
         for (int way = 0; way < 1 + run->backward; way++)
-            print_rate(call_flops(&run->params, way), row->seconds[way], row->tile_rate);
+            print_rate(cofi_attention_flops(&run->params, way), row->seconds[way], row->tile_rate);
     }
     for (int i = COFI_AT_O; i < COFI_AT_N && options->compare; i++)
         if (row->verdicts[i].has)

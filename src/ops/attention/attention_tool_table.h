@@ -21,4 +21,7 @@ void cofi_attention_table_print(const struct cofi_attention_options *options,
                                 const struct cofi_attention_run *run,
                                 const struct cofi_attention_row *rows, int n_rows);
 
+/* Flops of one call on the whole problem, by mask area. */
+double cofi_attention_flops(const cof_attention_params *params, bool backward);
+
 #endif
