@@ -167,6 +167,54 @@ static void test_public(void)
     cof_world_destroy(world);
 }
 
+struct caller {
+    cof_plan *plan;
+    struct test_attention t;
+    int n_refused, n_wrong;
+};
+
+static void *call_now(void *arg)
+{
+    struct caller *c = arg;
+    size_t bytes = (size_t)c->t.rows * 2 * 16 * 4;
+    void *first = malloc(bytes);
+    while (cof_attention_forward(c->plan, &c->t.args, COF_STREAM_NOW) != COF_OK)
+        continue;
+    memcpy(first, c->t.o.data, bytes);
+    for (int i = 0; i < 500; i++) {
+        cof_status status = cof_attention_forward(c->plan, &c->t.args, COF_STREAM_NOW);
+        c->n_refused += status == COF_ERR_INVALID;
+        c->n_wrong += status != COF_ERR_INVALID &&
+                      (status != COF_OK || memcmp(first, c->t.o.data, bytes) != 0);
+    }
+    free(first);
+    return NULL;
+}
+
+/* Threads that meet in COF_STREAM_NOW are told so; a call that was taken is right. */
+static void test_now_on_threads(void)
+{
+    enum { N = 4 };
+    cof_world *world = test_world(0, 1, NULL, 10);
+    struct caller callers[N];
+    pthread_t threads[N];
+    cof_attention_params p = test_attention_params(40);
+    for (int i = 0; i < N; i++) {
+        callers[i] = (struct caller){0};
+        test_attention_make(&callers[i].t, &p, 0, 1, (unsigned)i);
+        CHECK_OK(cof_attention_plan_create(cof_world_team(world), &p, NULL, &callers[i].plan));
+    }
+    for (int i = 0; i < N; i++)
+        pthread_create(&threads[i], NULL, call_now, &callers[i]);
+    for (int i = 0; i < N; i++) {
+        pthread_join(threads[i], NULL);
+        CHECK(callers[i].n_wrong == 0, "%d wrong results", callers[i].n_wrong);
+        cof_plan_destroy(callers[i].plan);
+        test_attention_free(&callers[i].t);
+    }
+    cof_world_destroy(world);
+}
+
 int main(void)
 {
     test_order();
@@ -175,5 +223,6 @@ int main(void)
     test_sticky();
     test_parallel();
     test_public();
+    test_now_on_threads();
     return test_done();
 }

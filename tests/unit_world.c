@@ -176,6 +176,13 @@ static void teams_differ(int rank, int n_ranks, const char *job, void *arg)
     CHECK_FAILS(cof_team_create(w, ranks, 2, rank == 1 ? 5 : 4, &part), COF_ERR_MISMATCH,
                 "on another team");
     CHECK(!part, "a team came out");
+    CHECK_OK(cof_team_barrier(cof_world_team(w))); /* its sockets serve the other teams still */
+    CHECK_FAILS(cof_team_create(w, ranks, 2, rank == 0 ? 5 : 4, &part), COF_ERR_MISMATCH,
+                "on another team");
+    CHECK_OK(cof_team_create(w, ranks, 2, 6, &part));
+    CHECK_OK(cof_team_barrier(part));
+    CHECK_OK(cof_team_query(cof_world_team(w)));
+    cof_team_destroy(part);
     cof_world_destroy(w);
 }
 
@@ -192,6 +199,31 @@ static void one_late(int rank, int n_ranks, const char *job, void *arg)
         CHECK(status != COF_OK, "the late rank passed a barrier that had failed");
     if (rank == 0) /* so that the late rank gets the answer, not a hang-up */
         usleep(2000000);
+    cof_world_destroy(w);
+}
+
+/* A team fails over a rank that comes late; what that rank sends then is not taken for what another
+ * team waits for. */
+static void late_in_one_team(int rank, int n_ranks, const char *job, void *arg)
+{
+    (void)arg;
+    cof_world *w = join(rank, n_ranks, job, 3);
+    cof_team *part;
+    int ranks[3] = {2, 1, 0}, all[3] = {0};
+    CHECK_OK(cof_team_create(w, ranks, 3, 1, &part));
+    if (rank == 1)
+        usleep(4500000);
+    CHECK_FAILS(cof_team_allgather(part, &rank, all, sizeof rank), COF_ERR_TIMEOUT, "rank 1");
+    CHECK_OK(cof_team_barrier(cof_world_team(w)));
+    CHECK_OK(cof_team_allgather(cof_world_team(w), &rank, all, sizeof rank));
+    CHECK(all[0] == 0 && all[1] == 1 && all[2] == 2, "%d %d %d", all[0], all[1], all[2]);
+    CHECK_FAILS(cof_team_barrier(part), COF_ERR_TIMEOUT, "rank 1");
+    cof_team_destroy(part);
+    CHECK_OK(cof_team_create(w, ranks, 3, 1, &part)); /* the same once more */
+    CHECK_OK(cof_team_allgather(part, &rank, all, sizeof rank));
+    CHECK(all[0] == 2 && all[1] == 1 && all[2] == 0, "%d %d %d", all[0], all[1], all[2]);
+    cof_team_destroy(part);
+    CHECK_OK(cof_team_barrier(cof_world_team(w)));
     cof_world_destroy(w);
 }
 
@@ -221,6 +253,7 @@ int main(void)
     test_ranks(3, late_to_failure, NULL);
     test_ranks(2, teams_differ, NULL);
     test_ranks(3, one_late, NULL);
+    test_ranks(3, late_in_one_team, NULL);
     test_ranks(3, one_leaves, NULL);
     return test_done();
 }

@@ -21,7 +21,8 @@ extern "C" {
  *
  *  -1 ..  -9  the call:    correct the arguments and call again; nothing was changed.
  * -10 .. -19  the plan:    the ranks disagree; destroy the plan (or the object being made).
- * -20 .. -29  the arena:   a wait ran out or a rank poisoned the arena; destroy plan and arena.
+ * -20 .. -29  the arena:   a wait ran out, a queue stayed full in the middle of a call, or a rank
+ *                          poisoned the arena; destroy plan and arena.
  * -30 .. -39  the team:    a rank of the team is gone; destroy every team that holds it.
  * -40 .. -49  the process: the operating system refused something, or Cofuse has a bug.
  */
@@ -30,10 +31,10 @@ extern "C" {
     X(COF_ERR_INVALID, -1, "invalid argument")                                                     \
     X(COF_ERR_UNSUPPORTED, -2, "not supported here")                                               \
     X(COF_ERR_NOMEM, -3, "out of memory")                                                          \
-    X(COF_ERR_BUSY, -4, "queue stayed full until the deadline")                                    \
     X(COF_ERR_MISMATCH, -10, "the ranks disagree")                                                 \
     X(COF_ERR_TIMEOUT, -20, "deadline passed")                                                     \
     X(COF_ERR_POISONED, -21, "arena poisoned by an earlier failure")                               \
+    X(COF_ERR_BUSY, -22, "queue stayed full until the deadline")                                   \
     X(COF_ERR_PEER_DEAD, -30, "a rank of the team is gone")                                        \
     X(COF_ERR_SYSTEM, -40, "the operating system refused")                                         \
     X(COF_ERR_INTERNAL, -41, "internal error")

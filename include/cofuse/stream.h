@@ -25,15 +25,16 @@ typedef enum cof_stream_kind {
     COF_STREAM_KIND_CPU = 1  /* handle is a CPU stream made by cof_stream_create */
 } cof_stream_kind;
 
-/** A stream, by value. */
+/** A stream, by value. Any thread may use it, one at a time; COF_ERR_INVALID where two are seen. */
 typedef struct cof_stream {
     int kind; /* cof_stream_kind */
     void *handle;
 } cof_stream;
 
 /**
- * The call returns when its work is done, and returns the work's own status. A thread that drives
- * more than one rank of a team must use streams instead: with NOW it waits for itself, until the
+ * The call returns when its work is done, and returns the work's own status. One
+ * thread of a world at a time: a second one is refused (COF_ERR_INVALID). A thread that drives more
+ * than one rank of a team must use streams instead: with NOW it waits for itself, until the
  * deadline.
  */
 #ifdef __cplusplus

@@ -107,9 +107,9 @@ COF_API int cof_team_rank(const cof_team *team);
 COF_API int cof_team_size(const cof_team *team);
 
 /**
- * COF_OK while the team can be used, else the worst error found so far (of the team, or of an arena
- * of one of its plans), with its text in cof_last_error(). Local; looks at the sockets of the
- * team's ranks, waits for nothing, never touches a stream.
+ * COF_OK while the team can be used, else the first error found (of the team, of a rank that has
+ * left, or of an arena of one of its plans), with its text in cof_last_error(). Local; looks at the
+ * sockets of the team's ranks, waits for nothing, never touches a stream.
  */
 COF_API cof_status cof_team_query(cof_team *team);
 

@@ -141,14 +141,18 @@ static uint64_t own_poison(cof_arena *a)
     return atomic_load_explicit(&control_of(a, a->rank)->poison.value, memory_order_acquire);
 }
 
+cof_status cofi_arena_look(cof_arena *a)
+{
+    COF_TRY(cofi_arena_status(a));
+    uint64_t poison = own_poison(a);
+    return poison ? take_poison(a, poison) : COF_OK;
+}
+
 /* ---- calls ---------------------------------------------------------------------------------- */
 
 cof_status cofi_arena_begin(cof_arena *a, uint32_t direction, uint64_t digest)
 {
-    COF_TRY(cofi_arena_status(a));
-    uint64_t poison = own_poison(a);
-    if (poison)
-        return take_poison(a, poison);
+    COF_TRY(cofi_arena_look(a));
     a->epoch = a->epoch == UINT32_MAX ? 1 : a->epoch + 1;
     a->direction = direction;
     a->digest = digest & 0x7fffffff;

@@ -73,6 +73,8 @@ size_t cofi_arena_slab_bytes(int n_ranks, size_t data_bytes, int n_purposes);
 
 /* COF_OK, or this arena's failure with its text. */
 cof_status cofi_arena_status(cof_arena *arena);
+/* The same, and takes another rank's poison where it is seen for the first time. */
+cof_status cofi_arena_look(cof_arena *arena);
 
 /* The failure of this rank: remembered, told to the others (poison), returned. */
 cof_status cofi_arena_fail(cof_arena *arena, cof_status status);

@@ -29,6 +29,7 @@
 
 #define HELLO_MAGIC UINT64_C(0x636f667573653031) /* "cofuse01" */
 #define GRACE_NS INT64_C(2000000000)
+#define STRANGER_NS INT64_C(2000000000) /* a rank says hello at once */
 
 struct verdict {
     int32_t status;
@@ -49,6 +50,13 @@ static cof_status parse_fds(cof_world *w, const char *text)
         bool wanted = r != w->rank && (r == 0 || w->rank == 0);
         COF_FAIL_IF(wanted && fd < 0, COF_ERR_INVALID,
                     "variable COFUSE_FDS = \"%s\": no descriptor for rank %d", text, r);
+        int domain = 0;
+        socklen_t domain_bytes = sizeof domain;
+        COF_FAIL_IF(wanted && (getsockopt((int)fd, SOL_SOCKET, SO_DOMAIN, &domain, &domain_bytes) ||
+                               domain != AF_UNIX),
+                    COF_ERR_INVALID,
+                    "variable COFUSE_FDS = \"%s\": %ld is no unix socket of this process", text,
+                    fd);
         w->socket[r] = wanted ? (int)fd : -1;
         if (wanted)
             fcntl((int)fd, F_SETFD, FD_CLOEXEC); /* not for the children of this process */
@@ -197,6 +205,15 @@ static cof_status gather_inherited(cof_world *w, int64_t deadline)
     return status;
 }
 
+/* Whoever knows the name can connect: a peek at the first bytes tells a rank. */
+static bool is_stranger(int socket, int64_t deadline)
+{
+    uint64_t magic = 0;
+    return cofi_link_wait(socket, deadline) != COF_OK ||
+           recv(socket, &magic, sizeof magic, MSG_PEEK | MSG_DONTWAIT) != (ssize_t)sizeof magic ||
+           magic != HELLO_MAGIC;
+}
+
 static cof_status gather_accepted(cof_world *w, int listener, int64_t deadline)
 {
     for (int left = w->n_ranks - 1; left > 0;) {
@@ -211,9 +228,12 @@ static cof_status gather_accepted(cof_world *w, int listener, int64_t deadline)
             continue;
         }
         int rank = -1;
-        cof_status status = check_user(fd);
-        if (status == COF_OK)
-            status = take_hello(w, fd, -1, &rank, deadline);
+        int64_t soon = cofi_now() + STRANGER_NS;
+        if (check_user(fd) != COF_OK || is_stranger(fd, soon < deadline ? soon : deadline)) {
+            close(fd); /* not one of ours: the ranks that are still to come are waited for */
+            continue;
+        }
+        cof_status status = take_hello(w, fd, -1, &rank, deadline);
         if (status != COF_OK) {
             struct verdict v = {status, ""};
             snprintf(v.text, sizeof v.text, "%s", cof_last_error());
@@ -235,16 +255,17 @@ static cof_status hand_out_pair(cof_world *w, int i, int j, int64_t deadline)
     int32_t peer_of[2] = {j, i};
     COF_FAIL_IF(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0, COF_ERR_SYSTEM,
                 "bootstrap: socketpair: %s", strerror(errno));
-    cof_status status = COF_OK;
-    for (int side = 0; side < 2; side++) {
-        int to = side ? j : i;
-        if (status == COF_OK)
-            status = cofi_link_send_fd(w->socket[to], pair[side], &peer_of[side], sizeof peer_of[0],
-                                       deadline);
-        close(pair[side]);
-        if (status != COF_OK)
-            return COF_FAIL(status, "world of %d: rank %d went away while joining", w->n_ranks, to);
+    int to = i;
+    cof_status status = cofi_link_send_fd(w->socket[i], pair[0], &peer_of[0], sizeof peer_of[0],
+                                          deadline);
+    if (status == COF_OK) {
+        to = j;
+        status = cofi_link_send_fd(w->socket[j], pair[1], &peer_of[1], sizeof peer_of[1], deadline);
     }
+    close(pair[0]);
+    close(pair[1]);
+    COF_FAIL_IF(status != COF_OK, status, "world of %d: handing a socket to rank %d: %s",
+                w->n_ranks, to, cof_status_text(status));
     return COF_OK;
 }
 
@@ -254,6 +275,9 @@ static cof_status receive_sockets(cof_world *w, int64_t deadline)
         int32_t peer = -1;
         int fd = -1;
         cof_status status = cofi_link_recv_fd(w->socket[0], &fd, &peer, sizeof peer, deadline);
+        COF_FAIL_IF(status == COF_OK && fd < 0, COF_ERR_SYSTEM,
+                    "world of %d: no descriptor left for the socket to rank %d (ulimit -n)",
+                    w->n_ranks, peer);
         if (status == COF_OK && (peer <= 0 || peer >= w->n_ranks || w->socket[peer] >= 0))
             status = COF_ERR_SYSTEM;
         if (status != COF_OK) {

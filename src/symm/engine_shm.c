@@ -30,14 +30,29 @@ static cof_status make_memfd(cof_arena *a, int *fd_out)
     return COF_OK;
 }
 
+/* Piecewise: some kernels undo an allocation that a signal interrupts. */
+static cof_status reserve(int fd, size_t offset, size_t bytes)
+{
+    const size_t piece = (size_t)16 << 20;
+    for (size_t done = 0; done < bytes; done += piece) {
+        size_t n = bytes - done < piece ? bytes - done : piece;
+        int error;
+        do
+            error = posix_fallocate(fd, (off_t)(offset + done), (off_t)n);
+        while (error == EINTR);
+        COF_FAIL_IF(error, COF_ERR_NOMEM, "arena: %zu bytes of shared memory: %s", bytes,
+                    strerror(error));
+    }
+    return COF_OK;
+}
+
 static cof_status reserve_and_map(cof_arena *a, int fd)
 {
     size_t bytes = (size_t)a->n_ranks * a->slab_bytes;
     COF_FAIL_IF(COFI_FAULT(ARENA_NOMEM, a->rank), COF_ERR_NOMEM, "arena: refused by a fault hook");
+    COF_FAIL_IF(fd < 0, COF_ERR_SYSTEM, "arena: no descriptor left for shared memory (ulimit -n)");
     COF_TRY(cofi_memory_check_file(a->slab_bytes, bytes));
-    int error = posix_fallocate(fd, (off_t)((size_t)a->rank * a->slab_bytes), (off_t)a->slab_bytes);
-    COF_FAIL_IF(error, COF_ERR_NOMEM, "arena: %zu bytes of shared memory: %s", a->slab_bytes,
-                strerror(error));
+    COF_TRY(reserve(fd, (size_t)a->rank * a->slab_bytes, a->slab_bytes));
     void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     COF_FAIL_IF(base == MAP_FAILED, COF_ERR_NOMEM, "arena: mapping %zu bytes: %s", bytes,
                 strerror(errno));

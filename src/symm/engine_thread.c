@@ -37,30 +37,35 @@ static cof_status take_block(cof_arena *a, void **block_out)
     return COF_OK;
 }
 
-static cof_status map(cof_arena *a)
-{
-    void *block, *blocks[1] = {NULL};
-    cof_status status = take_block(a, &block);
-    cof_status agreed = cofi_team_agree(a->team, "arena create", status);
-    if (agreed == COF_OK)
-        agreed = cofi_team_bcast_pointer(a->team, block, &blocks[0]);
-    if (agreed != COF_OK) {
-        if (block)
-            munmap(block, block_bytes(a));
-        return agreed;
-    }
-    a->mapping = blocks[0];
-    a->mapping_bytes = block_bytes(a);
-    for (int r = 0; r < a->n_ranks; r++)
-        a->base[r] = (char *)blocks[0] + sizeof(struct shared_block) + (size_t)r * a->slab_bytes;
-    return COF_OK;
-}
-
 static void unmap(cof_arena *a)
 {
     struct shared_block *block = a->mapping;
     if (atomic_fetch_sub(&block->n_holders, 1) == 1)
         munmap(block, a->mapping_bytes);
+}
+
+static cof_status map(cof_arena *a)
+{
+    void *own, *block = NULL;
+    cof_status status = cofi_team_agree(a->team, "arena create", take_block(a, &own));
+    if (status != COF_OK) {
+        if (own)
+            munmap(own, block_bytes(a));
+        return status;
+    }
+    status = cofi_team_bcast_pointer(a->team, own, &block);
+    a->mapping = status == COF_OK ? block : own;
+    a->mapping_bytes = block_bytes(a);
+    if (status == COF_OK)
+        status = cofi_team_agree(a->team, "arena reserve", COF_OK);
+    if (status != COF_OK) { /* others may have the block already: let go of this rank's part only */
+        if (a->mapping)
+            unmap(a);
+        return status;
+    }
+    for (int r = 0; r < a->n_ranks; r++)
+        a->base[r] = (char *)block + sizeof(struct shared_block) + (size_t)r * a->slab_bytes;
+    return COF_OK;
 }
 
 void cofi_mapped_put(cof_arena *a, int peer, size_t dst_offset, const void *src, size_t bytes)

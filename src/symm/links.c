@@ -127,8 +127,7 @@ cof_status cofi_link_recv_fd(int socket, int *fd_out, void *data, size_t bytes, 
             struct cmsghdr *head = CMSG_FIRSTHDR(&msg);
             if (head && head->cmsg_level == SOL_SOCKET && head->cmsg_type == SCM_RIGHTS)
                 memcpy(fd_out, CMSG_DATA(head), sizeof(int));
-            cof_status status = cofi_link_recv(socket, (char *)data + 1, bytes - 1, deadline);
-            return *fd_out < 0 && status == COF_OK ? COF_ERR_SYSTEM : status;
+            return cofi_link_recv(socket, (char *)data + 1, bytes - 1, deadline);
         }
         if (errno != EAGAIN && errno != EINTR)
             return transfer_error();
@@ -142,6 +141,7 @@ void cofi_link_say_bye(int socket)
 {
     ssize_t ignored = send(socket, bye, sizeof bye, MSG_DONTWAIT | MSG_NOSIGNAL);
     (void)ignored; /* a full or dead socket: the peer then takes us for dead, which is as true */
+    shutdown(socket, SHUT_RDWR);
 }
 
 /* The last eight unread bytes, looked at with a peek offset. */

@@ -17,14 +17,15 @@ cof_status cofi_link_send(int socket, const void *data, size_t bytes, int64_t de
 cof_status cofi_link_wait(int socket, int64_t deadline);
 cof_status cofi_link_recv(int socket, void *data, size_t bytes, int64_t deadline);
 
-/* One descriptor with `bytes` bytes of data beside it; the sender keeps its own copy. */
+/* One descriptor with `bytes` bytes of data beside it; the sender keeps its own copy. *fd_out is -1
+ * when the data came and no descriptor: this process has none left. */
 cof_status cofi_link_send_fd(int socket, int fd, const void *data, size_t bytes, int64_t deadline);
 cof_status cofi_link_recv_fd(int socket, int *fd_out, void *data, size_t bytes, int64_t deadline);
 
 /* Whether the peer's end is closed; does not read. Any thread. */
 bool cofi_link_hung_up(int socket);
-/* A rank that leaves in order says so by its last eight bytes; one that dies hangs up without. To
- * be asked of a socket that hung up, by one thread at a time. */
+/* A rank that leaves in order says so by its last eight bytes, and shuts the socket down; one that
+ * dies hangs up without. To be asked of a socket that hung up, by one thread at a time. */
 bool cofi_link_said_bye(int socket);
 void cofi_link_say_bye(int socket);
 

@@ -57,17 +57,44 @@ static bool cgroup_file(const char *controller, const char *mount, const char *n
     return found;
 }
 
-static bool cgroup_room(const char *controller, const char *mount, const char *limit_name,
-                        const char *usage_name, uint64_t *room)
+/* Where one version of cgroups keeps a limit and its use, and how memory.stat begins its names. */
+static const struct cgroup {
+    const char *controller, *mount, *limit, *usage, *prefix;
+} cgroups[] = {
+    {"", "/sys/fs/cgroup", "memory.max", "memory.current", ""},
+    {"memory", "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"},
+};
+
+/* Page cache (but not shared memory) counts as used, and is given back when memory is wanted. */
+static uint64_t cgroup_cache(const struct cgroup *g)
+{
+    char path[700], line[128], key[64];
+    uint64_t sum = 0, bytes;
+    size_t skip = strlen(g->prefix);
+    if (!cgroup_file(g->controller, g->mount, "memory.stat", path, sizeof path))
+        return 0;
+    FILE *file = fopen(path, "re");
+    while (file && fgets(line, sizeof line, file))
+        if (sscanf(line, "%63s %" SCNu64, key, &bytes) == 2 && !strncmp(key, g->prefix, skip) &&
+            (!strcmp(key + skip, "inactive_file") || !strcmp(key + skip, "active_file")))
+            sum += bytes;
+    if (file)
+        fclose(file);
+    return sum;
+}
+
+static bool cgroup_room(const struct cgroup *g, uint64_t *room)
 {
     char path[700];
     uint64_t limit, usage;
-    if (!cgroup_file(controller, mount, limit_name, path, sizeof path) ||
+    if (!cgroup_file(g->controller, g->mount, g->limit, path, sizeof path) ||
         !read_number(path, &limit))
         return false;
-    if (!cgroup_file(controller, mount, usage_name, path, sizeof path) ||
+    if (!cgroup_file(g->controller, g->mount, g->usage, path, sizeof path) ||
         !read_number(path, &usage))
         return false;
+    uint64_t cache = cgroup_cache(g);
+    usage = usage > cache ? usage - cache : 0;
     *room = limit > usage ? limit - usage : 0;
     return true;
 }
@@ -77,13 +104,9 @@ cof_status cofi_memory_check(size_t bytes)
     uint64_t room;
     COF_FAIL_IF(memory_available(&room) && bytes > room, COF_ERR_NOMEM,
                 "%zu bytes wanted, %" PRIu64 " are available on this host", bytes, room);
-    COF_FAIL_IF(cgroup_room("", "/sys/fs/cgroup", "memory.max", "memory.current", &room) &&
-                    bytes > room,
-                COF_ERR_NOMEM, "%zu bytes wanted, %" PRIu64 " are left in the cgroup", bytes, room);
-    COF_FAIL_IF(cgroup_room("memory", "/sys/fs/cgroup/memory", "memory.limit_in_bytes",
-                            "memory.usage_in_bytes", &room) &&
-                    bytes > room,
-                COF_ERR_NOMEM, "%zu bytes wanted, %" PRIu64 " are left in the cgroup", bytes, room);
+    for (int i = 0; i < 2; i++)
+        COF_FAIL_IF(cgroup_room(&cgroups[i], &room) && bytes > room, COF_ERR_NOMEM,
+                    "%zu bytes wanted, %" PRIu64 " are left in the cgroup", bytes, room);
     return COF_OK;
 }
 

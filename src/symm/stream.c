@@ -4,21 +4,36 @@
 #include "symm/engine.h"
 #include "symm/stream.h"
 
-cof_status cofi_stream_resolve(cof_world *world, cof_stream stream, struct cofi_cpu_stream **out)
+/* The queue of a CPU stream; COF_ERR_INVALID for anything else. */
+static cof_status resolve(cof_stream stream, struct cofi_cpu_stream **out)
 {
-    switch (stream.kind) {
-    case COF_STREAM_KIND_NOW:
-        COF_FAIL_IF(!world, COF_ERR_INVALID, "stream: COF_STREAM_NOW has no queue of its own");
-        *out = world->stream;
-        return COF_OK;
-    case COF_STREAM_KIND_CPU:
-        COF_FAIL_IF(!stream.handle, COF_ERR_INVALID, "stream: handle is NULL");
-        *out = stream.handle;
-        return COF_OK;
-    default:
-        return COF_FAIL(COF_ERR_INVALID, "stream: kind = %d, wanted 0 (now) or 1 (CPU)",
-                        stream.kind);
-    }
+    COF_FAIL_IF(stream.kind != COF_STREAM_KIND_NOW && stream.kind != COF_STREAM_KIND_CPU,
+                COF_ERR_INVALID, "stream: kind = %d, wanted 0 (now) or 1 (CPU)", stream.kind);
+    COF_FAIL_IF(stream.kind == COF_STREAM_KIND_NOW, COF_ERR_INVALID,
+                "stream: COF_STREAM_NOW has no queue of its own");
+    COF_FAIL_IF(!stream.handle, COF_ERR_INVALID, "stream: handle is NULL");
+    *out = stream.handle;
+    return COF_OK;
+}
+
+cof_status cofi_stream_begin(cof_world *world, cof_stream stream, struct cofi_cpu_stream **out)
+{
+    if (stream.kind != COF_STREAM_KIND_NOW)
+        return resolve(stream, out);
+    COF_FAIL_IF(atomic_flag_test_and_set_explicit(&world->now_in_use, memory_order_acquire),
+                COF_ERR_INVALID,
+                "stream: another thread is in a call with COF_STREAM_NOW; threads need streams");
+    *out = world->stream;
+    return COF_OK;
+}
+
+cof_status cofi_stream_end(cof_world *world, cof_stream stream, cof_status enqueued)
+{
+    if (stream.kind != COF_STREAM_KIND_NOW)
+        return enqueued;
+    cof_status ended = cofi_cpu_stream_sync_and_clear(world->stream);
+    atomic_flag_clear_explicit(&world->now_in_use, memory_order_release);
+    return enqueued != COF_OK ? enqueued : ended;
 }
 
 cof_status cof_stream_create(cof_world *world, int n_threads, cof_stream *stream_out)
@@ -45,7 +60,7 @@ cof_status cof_stream_sync(cof_stream stream)
     struct cofi_cpu_stream *s = NULL;
     if (stream.kind == COF_STREAM_KIND_NOW)
         return COF_OK; /* every call on it has ended before it returned */
-    COF_TRY(cofi_stream_resolve(NULL, stream, &s));
+    COF_TRY(resolve(stream, &s));
     return cofi_cpu_stream_sync(s);
 }
 
@@ -56,7 +71,7 @@ cof_status cof_event_record(cof_stream stream, cof_event *event_out)
     *event_out = (cof_event){stream, 0};
     if (stream.kind == COF_STREAM_KIND_NOW)
         return COF_OK;
-    COF_TRY(cofi_stream_resolve(NULL, stream, &s));
+    COF_TRY(resolve(stream, &s));
     event_out->sequence = cofi_cpu_stream_tail(s);
     return COF_OK;
 }
@@ -66,14 +81,15 @@ cof_status cof_stream_wait_event(cof_stream stream, cof_event event)
     struct cofi_cpu_stream *s = NULL, *other = NULL;
     if (event.stream.kind == COF_STREAM_KIND_NOW)
         return COF_OK; /* passed already */
-    COF_TRY(cofi_stream_resolve(NULL, event.stream, &other));
+    COF_TRY(resolve(event.stream, &other));
     COF_FAIL_IF(
         stream.kind == COF_STREAM_KIND_NOW, COF_ERR_INVALID,
         "stream: COF_STREAM_NOW cannot wait for an event; call cof_stream_sync on its stream");
-    COF_TRY(cofi_stream_resolve(NULL, stream, &s));
+    COF_TRY(resolve(stream, &s));
     COF_FAIL_IF(event.sequence > cofi_cpu_stream_tail(other), COF_ERR_INVALID,
                 "event: sequence %llu is past the end of its stream (%llu)",
                 (unsigned long long)event.sequence,
                 (unsigned long long)cofi_cpu_stream_tail(other));
-    return cofi_cpu_wait_event(s, other, event.sequence);
+    cof_status status = cofi_cpu_wait_event(s, other, event.sequence);
+    return status != COF_OK ? status : cofi_cpu_stream_sticky(s);
 }

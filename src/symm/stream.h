@@ -5,7 +5,10 @@
 
 #include "symm/symm.h"
 
-/* The queue behind a public stream; NOW is the world's own. COF_ERR_INVALID for anything else. */
-cof_status cofi_stream_resolve(cof_world *world, cof_stream stream, struct cofi_cpu_stream **out);
+/* Around the enqueuing of one call. begin gives the queue behind a public stream; for
+ * COF_STREAM_NOW that is the world's own, which one thread at a time may have. end returns the
+ * call's status: `enqueued`, and for NOW, once the work is done, how it ended. */
+cof_status cofi_stream_begin(cof_world *world, cof_stream stream, struct cofi_cpu_stream **out);
+cof_status cofi_stream_end(cof_world *world, cof_stream stream, cof_status enqueued);
 
 #endif

@@ -25,6 +25,11 @@ struct cofi_hello {
     char gemm[32];
 };
 
+/* Messages of failed exchanges that are still to come from a rank, to be skipped (team.c). */
+struct cofi_stale {
+    int requests, replies;
+};
+
 struct cof_world {
     int rank, n_ranks;
     cof_engine engine;
@@ -36,6 +41,8 @@ struct cof_world {
     int *socket;               /* by rank; -1 for this one */
     struct cofi_hello *hello;  /* by rank */
     _Atomic int *state;        /* by rank: enum cofi_peer_state */
+    struct cofi_stale *stale;  /* by rank */
+    atomic_flag now_in_use;    /* by the thread that is in a COF_STREAM_NOW call */
     struct cofi_cpu_stream *stream; /* serves COF_STREAM_NOW */
     cof_team *team;
     /* Guards the lists of teams and of their arenas, and the look at a socket that hung up; a

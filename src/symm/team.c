@@ -2,8 +2,11 @@
  * SPDX-License-Identifier: Apache-2.0 */
 /* Teams, and their exchanges through rank 0 of the team: each member sends to it, it answers all.
  * Every message begins with a head that names team, call and number, so that ranks in different
- * calls find out at once. A failed exchange ends the team: what is still in the sockets could be
- * taken for something else. */
+ * calls find out at once.
+ *
+ * A failed exchange ends the team, but not the others that share its sockets. Rank 0 answers every
+ * member with the error, also those it has not heard yet, and skips their next request, which is
+ * answered by that; a member that gives up skips rank 0's next reply (world->stale). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,9 +21,12 @@
 #define WHAT_BYTES 16
 #define MAX_EXCHANGE_BYTES ((size_t)1 << 20)
 
+enum { REQUEST = 1, REPLY = 2 }; /* member to rank 0, rank 0 to member */
+
 struct head {
-    uint64_t team, call, bytes;
-    int32_t status, rank; /* an answer that is an error: the text follows instead of data */
+    uint64_t team, call, bytes; /* bytes: of one rank, compared */
+    uint64_t payload;           /* bytes that follow */
+    int32_t kind, status;       /* a reply that is an error: the text follows instead of data */
     char what[WHAT_BYTES];
 };
 
@@ -118,13 +124,13 @@ int cof_team_size(const cof_team *t)
 
 void cofi_team_abort(cof_team *t, cof_status status, int world_rank, const char *text)
 {
-    uint64_t none = 0, word = (uint16_t)(int16_t)status | (uint64_t)(uint32_t)world_rank << 32;
+    uint64_t word = (uint16_t)(int16_t)status | (uint64_t)(uint32_t)world_rank << 32;
     int ok = COF_OK, writing = 1;
     if (atomic_compare_exchange_strong(&t->status, &ok, writing)) {
         snprintf(t->text, sizeof t->text, "%s", text);
         atomic_store_explicit(&t->status, status, memory_order_release);
+        atomic_store_explicit(&t->abort, word, memory_order_release);
     }
-    atomic_compare_exchange_strong(&t->abort, &none, word);
 }
 
 cof_status cofi_team_status(cof_team *t)
@@ -142,12 +148,15 @@ cof_status cof_team_query(cof_team *t)
     COF_FAIL_IF(!t, COF_ERR_INVALID, "team: NULL");
     cofi_world_poll(t->world);
     COF_TRY(cofi_team_status(t));
-    cof_status worst = COF_OK;
+    for (int i = 0; i < t->n_ranks; i++)
+        COF_FAIL_IF(atomic_load(&t->world->state[t->world_rank[i]]) == COFI_PEER_LEFT,
+                    COF_ERR_PEER_DEAD, "rank %d has left the world", t->world_rank[i]);
+    cof_status first = COF_OK;
     pthread_mutex_lock(&t->world->lock);
-    for (cof_arena *a = t->arenas; a && worst == COF_OK; a = a->next)
-        worst = cofi_arena_status(a);
+    for (cof_arena *a = t->arenas; a && first == COF_OK; a = a->next)
+        first = cofi_arena_look(a);
     pthread_mutex_unlock(&t->world->lock);
-    return worst;
+    return first;
 }
 
 /* ---- exchange ------------------------------------------------------------------------------- */
@@ -163,8 +172,10 @@ static cof_status peer_error(cof_team *t, const char *what, int rank, cof_status
     if (cofi_team_status(t) != COF_OK)
         return cofi_team_status(t);
     if (status == COF_ERR_TIMEOUT)
-        return COF_FAIL(status, "%s: rank %d did not come within %g s; rank %d waited for it", what,
-                        r, t->world->init_timeout, t->world->rank);
+        return COF_FAIL(status, "%s: rank %d%s did not come within %g s; rank %d waited for it",
+                        what, r,
+                        rank == 0 && t->n_ranks > 2 ? ", or a rank that it waits for," : "",
+                        t->world->init_timeout, t->world->rank);
     if (status == COF_ERR_PEER_DEAD)
         return COF_FAIL(status, "%s: rank %d (process %d) is gone; rank %d waited for it", what, r,
                         t->world->hello[r].pid, t->world->rank);
@@ -206,94 +217,149 @@ static cof_status await_message(cof_team *t, int rank, int64_t deadline)
     }
 }
 
-static cof_status receive_part(cof_team *t, const struct head *own, int rank, void *dst,
-                               int64_t deadline)
+static cof_status skip(int socket, uint64_t bytes, int64_t deadline)
+{
+    char scrap[1024];
+    cof_status status = COF_OK;
+    for (; bytes > 0 && status == COF_OK; bytes -= bytes < sizeof scrap ? bytes : sizeof scrap)
+        status = cofi_link_recv(socket, scrap, bytes < sizeof scrap ? bytes : sizeof scrap,
+                                deadline);
+    return status;
+}
+
+/* The next message of this kind that is not stale. With `fd_out` it brings a descriptor (-1 when
+ * there was none to be had for it). Writes no text, but for a message of the other kind. */
+static cof_status read_head(cof_team *t, int rank, int kind, struct head *h, int *fd_out,
+                            int64_t deadline)
+{
+    struct cofi_stale *stale = &t->world->stale[t->world_rank[rank]];
+    for (;;) {
+        COF_TRY(await_message(t, rank, deadline));
+        COF_TRY(fd_out ? cofi_link_recv_fd(socket_of(t, rank), fd_out, h, sizeof *h, deadline)
+                       : cofi_link_recv(socket_of(t, rank), h, sizeof *h, deadline));
+        int *n_stale = h->kind == REQUEST ? &stale->requests : &stale->replies;
+        if (*n_stale == 0 && h->kind == kind)
+            return COF_OK;
+        if (fd_out && *fd_out >= 0)
+            close(*fd_out);
+        COF_TRY(skip(socket_of(t, rank), h->payload, deadline));
+        COF_FAIL_IF(*n_stale == 0, COF_ERR_MISMATCH,
+                    "rank %d is in \"%.15s\" of another team, which rank %d is not in",
+                    t->world_rank[rank], h->what, t->world->rank);
+        --*n_stale;
+    }
+}
+
+static cof_status receive_request(cof_team *t, const struct head *own, int rank, void *dst,
+                                  int64_t deadline)
 {
     struct head h;
-    cof_status status = await_message(t, rank, deadline);
-    if (status == COF_OK)
-        status = cofi_link_recv(socket_of(t, rank), &h, sizeof h, deadline);
-    if (status != COF_OK)
+    cof_status status = read_head(t, rank, REQUEST, &h, NULL, deadline);
+    if (status == COF_ERR_MISMATCH)
+        return status;
+    if (status != COF_OK) {
+        t->world->stale[t->world_rank[rank]].requests += status != COF_ERR_PEER_DEAD;
         return peer_error(t, own->what, rank, status);
-    COF_TRY(check_head(t, own, &h, rank));
+    }
+    status = check_head(t, own, &h, rank);
+    if (status != COF_OK) {
+        skip(socket_of(t, rank), h.payload, deadline);
+        return status;
+    }
     status = cofi_link_recv(socket_of(t, rank), dst, own->bytes, deadline);
     return status == COF_OK ? COF_OK : peer_error(t, own->what, rank, status);
 }
 
-/* Rank 0 tells its error to everyone it can reach, then returns it. */
-static void send_error(cof_team *t, struct head head, cof_status status)
+/* Rank 0 tells its error to everyone it can reach; members from n_heard on are answered unheard. */
+static void reply_error(cof_team *t, struct head head, cof_status status, int n_heard)
 {
     char text[COFI_ERROR_TEXT_BYTES];
     snprintf(text, sizeof text, "%s", cof_last_error());
+    head.kind = REPLY;
     head.status = status;
+    head.payload = sizeof text;
     for (int i = 1; i < t->n_ranks; i++) {
         int64_t soon = cofi_now() + GRACE_NS / 10;
+        t->world->stale[t->world_rank[i]].requests += i >= n_heard;
         if (cofi_link_send(socket_of(t, i), &head, sizeof head, soon) == COF_OK)
             cofi_link_send(socket_of(t, i), text, sizeof text, soon);
     }
     cofi_fail_text(status, text);
 }
 
-static cof_status exchange_rank0(cof_team *t, const struct head *head, char *dst, int64_t deadline)
+static cof_status exchange_rank0(cof_team *t, struct head head, char *dst, int64_t deadline)
 {
-    cof_status status = COF_OK;
-    for (int i = 1; i < t->n_ranks && status == COF_OK; i++)
-        status = receive_part(t, head, i, dst + (size_t)i * head->bytes, deadline);
-    if (status != COF_OK) {
-        send_error(t, *head, status);
-        return status;
-    }
     for (int i = 1; i < t->n_ranks; i++) {
-        status = cofi_link_send(socket_of(t, i), head, sizeof *head, deadline);
-        if (status == COF_OK)
-            status = cofi_link_send(socket_of(t, i), dst, (size_t)t->n_ranks * head->bytes,
-                                    deadline);
-        if (status != COF_OK)
-            return peer_error(t, head->what, i, status);
+        cof_status status = receive_request(t, &head, i, dst + (size_t)i * head.bytes, deadline);
+        if (status != COF_OK) {
+            reply_error(t, head, status, i + 1);
+            return status;
+        }
     }
-    return COF_OK;
+    head.kind = REPLY;
+    head.payload = (uint64_t)t->n_ranks * head.bytes;
+    cof_status first = COF_OK;
+    for (int i = 1; i < t->n_ranks; i++) { /* to all that can be reached, whoever cannot */
+        cof_status status = cofi_link_send(socket_of(t, i), &head, sizeof head, deadline);
+        if (status == COF_OK)
+            status = cofi_link_send(socket_of(t, i), dst, head.payload, deadline);
+        if (status != COF_OK && first == COF_OK)
+            first = peer_error(t, head.what, i, status);
+    }
+    return first;
 }
 
-static cof_status exchange_member(cof_team *t, const struct head *own, const void *src, char *dst,
+static cof_status exchange_member(cof_team *t, struct head own, const void *src, char *dst,
                                   int64_t deadline)
 {
     struct head h;
     int64_t patience = deadline == COFI_NEVER ? COFI_NEVER : deadline + GRACE_NS;
     int fd = socket_of(t, 0);
-    cof_status status = cofi_link_send(fd, own, sizeof *own, deadline);
+    own.kind = REQUEST;
+    own.payload = own.bytes;
+    cof_status status = cofi_link_send(fd, &own, sizeof own, deadline);
     if (status == COF_OK)
-        status = cofi_link_send(fd, src, own->bytes, deadline);
+        status = cofi_link_send(fd, src, own.bytes, deadline);
     /* A rank 0 that has hung up may have left its error before: read on. */
     if (status == COF_OK || status == COF_ERR_PEER_DEAD)
-        status = await_message(t, 0, patience);
-    if (status == COF_OK)
-        status = cofi_link_recv(fd, &h, sizeof h, patience);
-    if (status != COF_OK)
-        return peer_error(t, own->what, 0, status);
+        status = read_head(t, 0, REPLY, &h, NULL, patience);
+    if (status != COF_OK) {
+        t->world->stale[t->world_rank[0]].replies += status != COF_ERR_PEER_DEAD;
+        return status == COF_ERR_MISMATCH ? status : peer_error(t, own.what, 0, status);
+    }
     if (h.status != COF_OK) {
         char text[COFI_ERROR_TEXT_BYTES] = "";
         cofi_link_recv(fd, text, sizeof text, cofi_now() + GRACE_NS);
         text[sizeof text - 1] = '\0';
         return cofi_fail_text((cof_status)h.status, text);
     }
-    COF_TRY(check_head(t, own, &h, 0));
-    status = cofi_link_recv(fd, dst, (size_t)t->n_ranks * own->bytes, patience);
-    return status == COF_OK ? COF_OK : peer_error(t, own->what, 0, status);
+    status = check_head(t, &own, &h, 0);
+    if (status != COF_OK) {
+        skip(fd, h.payload, patience);
+        return status;
+    }
+    status = cofi_link_recv(fd, dst, h.payload, patience);
+    return status == COF_OK ? COF_OK : peer_error(t, own.what, 0, status);
+}
+
+static struct head next_head(cof_team *t, const char *what, size_t bytes)
+{
+    struct head head = {.team = t->id, .call = t->n_calls++, .bytes = bytes};
+    snprintf(head.what, sizeof head.what, "%s", what);
+    return head;
 }
 
 cof_status cofi_team_exchange(cof_team *t, const char *what, const void *src, void *dst,
                               size_t bytes)
 {
     COF_TRY(cofi_team_status(t));
-    struct head head = {.team = t->id, .call = t->n_calls++, .bytes = bytes,
-                        .rank = t->world->rank};
-    snprintf(head.what, sizeof head.what, "%s", what);
+    struct head head = next_head(t, what, bytes);
     int64_t deadline = cofi_deadline(t->world->init_timeout);
     memcpy((char *)dst + (size_t)t->rank * bytes, src, bytes);
     if (t->n_ranks == 1)
         return COF_OK;
-    cof_status status = t->rank == 0 ? exchange_rank0(t, &head, dst, deadline)
-                                     : exchange_member(t, &head, src, dst, deadline);
+    cof_status status = t->rank == 0 ? exchange_rank0(t, head, dst, deadline)
+                                     : exchange_member(t, head, src, dst, deadline);
     if (status != COF_OK)
         cofi_team_abort(t, status, -1, cof_last_error());
     return status;
@@ -350,28 +416,37 @@ cof_status cofi_team_agree(cof_team *t, const char *what, cof_status own)
     return status;
 }
 
-cof_status cofi_team_bcast_fd(cof_team *t, int fd, int *fd_out)
+static cof_status hand_over_fd(cof_team *t, struct head head, int fd, int *fd_out)
 {
     int64_t deadline = cofi_deadline(t->world->init_timeout);
-    uint64_t id = t->id;
-    cof_status status = COF_OK;
-    if (t->rank == 0) {
-        *fd_out = fd;
-        for (int i = 1; i < t->n_ranks; i++) {
-            cof_status one = cofi_link_send_fd(socket_of(t, i), fd, &id, sizeof id, deadline);
-            if (one != COF_OK && status == COF_OK)
-                status = peer_error(t, "memory hand-over", i, one);
-        }
-    } else {
-        status = cofi_link_recv_fd(socket_of(t, 0), fd_out, &id, sizeof id, deadline);
-        if (status != COF_OK)
-            status = peer_error(t, "memory hand-over", 0, status);
-        else if (id != t->id) {
-            close(*fd_out);
-            status = COF_FAIL(COF_ERR_MISMATCH, "memory hand-over: rank %d is on another team",
-                              t->world_rank[0]);
-        }
+    *fd_out = t->rank == 0 ? fd : -1;
+    head.kind = REPLY;
+    cof_status first = COF_OK;
+    for (int i = 1; t->rank == 0 && i < t->n_ranks; i++) {
+        cof_status status = cofi_link_send_fd(socket_of(t, i), fd, &head, sizeof head, deadline);
+        if (status != COF_OK && first == COF_OK)
+            first = peer_error(t, head.what, i, status);
     }
+    if (t->rank == 0)
+        return first;
+    struct head h;
+    cof_status status = read_head(t, 0, REPLY, &h, fd_out, deadline);
+    if (status != COF_OK) {
+        t->world->stale[t->world_rank[0]].replies += status != COF_ERR_PEER_DEAD;
+        return status == COF_ERR_MISMATCH ? status : peer_error(t, head.what, 0, status);
+    }
+    status = check_head(t, &head, &h, 0);
+    if (status != COF_OK && *fd_out >= 0) {
+        close(*fd_out);
+        *fd_out = -1;
+    }
+    return status;
+}
+
+cof_status cofi_team_bcast_fd(cof_team *t, int fd, int *fd_out)
+{
+    COF_TRY(cofi_team_status(t));
+    cof_status status = hand_over_fd(t, next_head(t, "memory hand-over", 0), fd, fd_out);
     if (status != COF_OK)
         cofi_team_abort(t, status, -1, cof_last_error());
     return status;

@@ -1,6 +1,7 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
+#include <math.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -59,6 +60,13 @@ static cof_status identity_from_options(cof_world *w, const cof_world_options *o
     return COF_OK;
 }
 
+static cof_status check_seconds(double option, const char *name)
+{
+    COF_FAIL_IF(isnan(option), COF_ERR_INVALID, "options.%s = %g: wanted a number of seconds", name,
+                option);
+    return COF_OK;
+}
+
 static double seconds(double option, enum cofi_var var)
 {
     return option < 0 ? 0 : option > 0 ? option : cofi_config_seconds(var);
@@ -100,6 +108,8 @@ static cof_status read_options(cof_world *w, const cof_world_options *given)
     w->ops = cofi_engine(w->engine);
     COF_FAIL_IF(!w->ops, COF_ERR_INVALID, "options.engine = %d: wanted 1 (thread) or 2 (shm)",
                 (int)o.engine);
+    COF_TRY(check_seconds(o.init_timeout, "init_timeout"));
+    COF_TRY(check_seconds(o.run_timeout, "run_timeout"));
     w->init_timeout = seconds(o.init_timeout, COFI_VAR_INIT_TIMEOUT);
     w->run_timeout = seconds(o.run_timeout, COFI_VAR_TIMEOUT);
     return choose_threads(w, o.n_threads);
@@ -113,8 +123,9 @@ static cof_status allocate_tables(cof_world *w)
     w->socket = malloc(n * sizeof *w->socket);
     w->hello = calloc(n, sizeof *w->hello);
     w->state = calloc(n, sizeof *w->state);
-    COF_FAIL_IF(!w->socket || !w->hello || !w->state, COF_ERR_NOMEM, "world of %d: no memory",
-                w->n_ranks);
+    w->stale = calloc(n, sizeof *w->stale);
+    COF_FAIL_IF(!w->socket || !w->hello || !w->state || !w->stale, COF_ERR_NOMEM,
+                "world of %d: no memory", w->n_ranks);
     for (size_t r = 0; r < n; r++)
         w->socket[r] = -1;
     struct cofi_hello *h = &w->hello[w->rank];
@@ -216,13 +227,14 @@ void cof_world_destroy(cof_world *w)
     cof_team_destroy(w->team);
     for (int r = 0; w->socket && r < w->n_ranks; r++)
         if (w->socket[r] >= 0) {
-            cofi_link_say_bye(w->socket[r]);
+            cofi_link_say_bye(w->socket[r]); /* also where a child of this process holds it too */
             close(w->socket[r]);
         }
     pthread_mutex_destroy(&w->lock);
     free(w->socket);
     free(w->hello);
     free((void *)w->state);
+    free(w->stale);
     free(w);
 }
 

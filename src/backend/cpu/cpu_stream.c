@@ -39,6 +39,7 @@ struct thread {
 
 struct cofi_cpu_stream {
     struct counter tail, done, round, busy;
+    atomic_flag enqueuing; /* held while a call is put into the ring */
     _Alignas(128) atomic_bool closing;
     _Atomic int status; /* sticky cof_status; the text is written before it */
     char text[COFI_ERROR_TEXT_BYTES];
@@ -286,13 +287,11 @@ static bool has_room(void *ctx)
     return counter_get(&s->tail) - counter_get(&s->done) < COFI_STREAM_RING;
 }
 
-cof_status cofi_cpu_enqueue(struct cofi_cpu_stream *s, cofi_call_fn fn, const void *args,
-                            size_t bytes, unsigned flags)
+static cof_status enqueue(struct cofi_cpu_stream *s, cofi_call_fn fn, const void *args,
+                          size_t bytes, unsigned flags)
 {
-    COF_FAIL_IF(bytes > COFI_CALL_BYTES, COF_ERR_INTERNAL, "call of %zu argument bytes", bytes);
-    cof_status status = cofi_cpu_stream_status(s);
-    if (status != COF_OK && !(flags & COFI_CALL_ALWAYS))
-        return cofi_fail_text(status, s->text);
+    if (!(flags & COFI_CALL_ALWAYS))
+        COF_TRY(cofi_cpu_stream_sticky(s));
     if (!has_room(s)) {
         int64_t deadline = cofi_deadline(s->options.run_timeout);
         COF_FAIL_IF(counter_wait(s, &s->done, has_room, s, deadline, COFI_SLEEP_NS) != COF_OK,
@@ -305,6 +304,17 @@ cof_status cofi_cpu_enqueue(struct cofi_cpu_stream *s, cofi_call_fn fn, const vo
     memcpy(call->args, args, bytes);
     counter_add(&s->tail, 1);
     return COF_OK;
+}
+
+cof_status cofi_cpu_enqueue(struct cofi_cpu_stream *s, cofi_call_fn fn, const void *args,
+                            size_t bytes, unsigned flags)
+{
+    COF_FAIL_IF(bytes > COFI_CALL_BYTES, COF_ERR_INTERNAL, "call of %zu argument bytes", bytes);
+    COF_FAIL_IF(atomic_flag_test_and_set_explicit(&s->enqueuing, memory_order_acquire),
+                COF_ERR_INVALID, "stream: two threads use it at once, one at a time may");
+    cof_status status = enqueue(s, fn, args, bytes, flags);
+    atomic_flag_clear_explicit(&s->enqueuing, memory_order_release);
+    return status;
 }
 
 uint64_t cofi_cpu_stream_tail(struct cofi_cpu_stream *s)
@@ -328,8 +338,7 @@ static cof_status wait_event_call(struct cofi_cpu_stream *s, const void *args)
 {
     struct event_args e = *(const struct event_args *)args;
     counter_wait(s, &e.other->done, event_passed, &e, COFI_NEVER, COFI_SLEEP_NS);
-    cof_status status = cofi_cpu_stream_status(e.other);
-    return status == COF_OK ? COF_OK : cofi_fail_text(status, e.other->text);
+    return cofi_cpu_stream_sticky(e.other);
 }
 
 cof_status cofi_cpu_wait_event(struct cofi_cpu_stream *s, struct cofi_cpu_stream *other,
@@ -351,13 +360,18 @@ cof_status cofi_cpu_stream_sync(struct cofi_cpu_stream *s)
 {
     /* Each queued call is bounded by its own waits, so this wait needs no deadline. */
     counter_wait(s, &s->done, is_idle, s, COFI_NEVER, COFI_SLEEP_NS);
-    cof_status status = cofi_cpu_stream_status(s);
-    return status == COF_OK ? COF_OK : cofi_fail_text(status, s->text);
+    return cofi_cpu_stream_sticky(s);
 }
 
 cof_status cofi_cpu_stream_status(struct cofi_cpu_stream *s)
 {
     return (cof_status)atomic_load_explicit(&s->status, memory_order_acquire);
+}
+
+cof_status cofi_cpu_stream_sticky(struct cofi_cpu_stream *s)
+{
+    cof_status status = cofi_cpu_stream_status(s);
+    return status == COF_OK ? COF_OK : cofi_fail_text(status, s->text);
 }
 
 cof_status cofi_cpu_stream_sync_and_clear(struct cofi_cpu_stream *s)

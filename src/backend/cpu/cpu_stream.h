@@ -48,8 +48,9 @@ typedef cof_status (*cofi_call_fn)(struct cofi_cpu_stream *stream, const void *a
 
 enum { COFI_CALL_ALWAYS = 1 }; /* run it on a sticky stream too (it sees the error by _status) */
 
-/* COF_ERR_BUSY when the ring stays full until the deadline; the sticky error of a failed stream
- * (COFI_CALL_ALWAYS calls are taken all the same). */
+/* One thread at a time: COF_ERR_INVALID when two are in it. COF_ERR_BUSY when the ring stays full
+ * until the deadline; the sticky error of a failed stream (COFI_CALL_ALWAYS calls are taken all the
+ * same). */
 cof_status cofi_cpu_enqueue(struct cofi_cpu_stream *stream, cofi_call_fn fn, const void *args,
                             size_t bytes, unsigned flags);
 
@@ -65,6 +66,8 @@ cof_status cofi_cpu_stream_sync(struct cofi_cpu_stream *stream);
 
 /* The sticky status (COF_OK: none); no wait, no text. */
 cof_status cofi_cpu_stream_status(struct cofi_cpu_stream *stream);
+/* The same with its text. */
+cof_status cofi_cpu_stream_sticky(struct cofi_cpu_stream *stream);
 
 /* Syncs, and forgets a sticky error after returning it: for the world's own stream, whose caller
  * has got the error in hand. */
