@@ -117,8 +117,8 @@ COF_API cof_status cof_attention_plan_create(cof_team *team, const cof_attention
  *
  * COF_ERR_INVALID     an argument breaks its rule; nothing was enqueued, outputs are untouched (the
  *                     other ranks wait for this one until their deadline)
- * COF_ERR_BUSY        a queue stayed full until the deadline in the middle of the call: the plan can
- *                     only be destroyed, on all ranks
+ * COF_ERR_BUSY        a queue stayed full until the deadline in the middle of the call: the plan
+ *                     can only be destroyed, on all ranks
  * COF_ERR_POISONED, COF_ERR_TIMEOUT, COF_ERR_MISMATCH, COF_ERR_PEER_DEAD
  *                     by this call with COF_STREAM_NOW, else by cof_stream_sync: outputs are
  *                     NaN, and the plan can only be destroyed

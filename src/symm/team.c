@@ -255,11 +255,9 @@ static cof_status receive_request(cof_team *t, const struct head *own, int rank,
 {
     struct head h;
     cof_status status = read_head(t, rank, REQUEST, &h, NULL, deadline);
-    if (status == COF_ERR_MISMATCH)
-        return status;
-    if (status != COF_OK) {
+    if (status != COF_OK) { /* its request is still to come, and is answered by the error */
         t->world->stale[t->world_rank[rank]].requests += status != COF_ERR_PEER_DEAD;
-        return peer_error(t, own->what, rank, status);
+        return status == COF_ERR_MISMATCH ? status : peer_error(t, own->what, rank, status);
     }
     status = check_head(t, own, &h, rank);
     if (status != COF_OK) {
