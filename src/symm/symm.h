@@ -51,13 +51,6 @@ struct cof_world {
     struct cof_team *teams;
 };
 
-/* The abort word of a team: what ended it. 0: nothing. */
-struct cofi_abort {
-    int16_t status;
-    int16_t unused;
-    int32_t rank; /* of the world; -1 unknown */
-};
-
 struct cof_team {
     cof_world *world;
     int rank, n_ranks;
@@ -65,7 +58,9 @@ struct cof_team {
     uint64_t id;       /* hash of members, tag and place among the world's teams */
     uint64_t n_calls;  /* collective calls so far, compared on every exchange */
     uint64_t n_plans;  /* plans made so far: numbers them alike on all members */
-    _Atomic uint64_t abort; /* struct cofi_abort; read by every wait of the team's arenas */
+    /* Abort word: what ended the team, status (16 bits) | world rank + 1 (from bit 32 on); 0 while
+     * it lives. Every wait of the team's arenas reads it. */
+    _Atomic uint64_t abort;
     _Atomic int status;     /* what ended the team: cof_status; the text is written before it */
     char text[COFI_ERROR_TEXT_BYTES];
     struct cof_arena *arenas; /* alive; under the world's lock */
@@ -97,11 +92,5 @@ cof_status cofi_team_bcast_pointer(cof_team *team, void *pointer, void **pointer
 /* Ends the team on this rank. First call wins. */
 void cofi_team_abort(cof_team *team, cof_status status, int world_rank, const char *text);
 cof_status cofi_team_status(cof_team *team); /* with its text when it is not COF_OK */
-
-static inline struct cofi_abort cofi_team_abort_word(cof_team *team)
-{
-    uint64_t word = atomic_load_explicit(&team->abort, memory_order_acquire);
-    return (struct cofi_abort){(int16_t)(word & 0xffff), 0, (int32_t)(word >> 32)};
-}
 
 #endif

@@ -124,7 +124,7 @@ int cof_team_size(const cof_team *t)
 
 void cofi_team_abort(cof_team *t, cof_status status, int world_rank, const char *text)
 {
-    uint64_t word = (uint16_t)(int16_t)status | (uint64_t)(uint32_t)world_rank << 32;
+    uint64_t word = (uint16_t)(int16_t)status | (uint64_t)(world_rank + 1) << 32;
     int ok = COF_OK, writing = 1;
     if (atomic_compare_exchange_strong(&t->status, &ok, writing)) {
         snprintf(t->text, sizeof t->text, "%s", text);
