@@ -46,8 +46,6 @@ static void test_params(void)
                 "params: NULL");
     CHECK_FAILS(cof_attention_plan_create(NULL, &p, NULL, &plan), COF_ERR_INVALID, "team: NULL");
     CHECK_FAILS(cof_attention_plan_create(team, &p, NULL, NULL), COF_ERR_INVALID, "plan_out");
-    CHECK_FAILS(cof_attention_plan_create(team, &p, (cof_arena *)&p, &plan), COF_ERR_UNSUPPORTED,
-                "arena");
     CHECK_FAILS(cof_attention_workspace(team, &p, NULL), COF_ERR_INVALID, "sizes_out");
 }
 

@@ -11,7 +11,7 @@
 #ifndef COFUSE_PLAN_H
 #define COFUSE_PLAN_H
 
-#include "stream.h"
+#include "arena.h"
 #include "tensor.h"
 
 #ifdef __cplusplus
@@ -20,15 +20,14 @@ extern "C" {
 
 typedef struct cof_plan cof_plan;
 
-/** Symmetric memory that plans share. Plans take NULL, which gives them a private one. */
-typedef struct cof_arena cof_arena;
-
 /** What a plan will hold, in bytes per rank; filled before anything is allocated. */
 typedef struct cof_workspace_sizes {
     size_t size;      /* sizeof(cof_workspace_sizes), set by the caller */
     size_t local;     /* ordinary memory */
     size_t symmetric; /* symmetric memory, control words included */
     size_t saved;     /* buffer the caller keeps from forward to backward; 0 without save_kv */
+    size_t words;     /* what of `symmetric` plans do not share: an arena for several of them has
+                         the largest `symmetric` and the sum of `words` as its bytes */
 } cof_workspace_sizes;
 #ifdef __cplusplus
 #define COF_WORKSPACE_SIZES_INIT {sizeof(cof_workspace_sizes)}

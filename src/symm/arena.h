@@ -2,18 +2,23 @@
  * SPDX-License-Identifier: Apache-2.0 */
 /* Arenas: symmetric memory and the signal words that order its use.
  *
- * Every rank has a slab:  control | signal words | data,  the same layout on all ranks.
+ * Every rank has a slab, laid out alike on all ranks:
  *
- * Signal word, 64 bits: epoch (low 32) | digest (31) | poison (1). One per purpose and writer, on
- * its own 128-byte line, stored by its writer only. Epoch 0 is never used. ready words  say "what I
- * announced for call `epoch` is there"; waited for by equality of the epoch, then digest and poison
- * are looked at: another digest is COF_ERR_MISMATCH ack words    say "I am done with what you gave
- * me up to call `epoch`"; wrap-safe >=
+ *   control | words of the arena | words of cof_signal | data
+ *
+ * and its data, from both ends:
+ *
+ *   payload of plans, one over the other | free | regions: words of plans, cof_arena_alloc
+ *
+ * Signal word, 64 bits: epoch (low 32) | digest (31) | poison (1); one per writer and purpose, on
+ * its own 128-byte line, stored by its writer only. Epoch 0 is never used. Call.h says how plans
+ * use them. A word of cof_signal holds a count of 63 bits instead.
  *
  * Poison: a rank whose wait fails writes its error text into its own control block and then a code
- * into the poison word of every rank, which every wait polls. First poison wins.
+ * into the poison word of every rank, which every wait polls. It is never zero again.
  *
- * Every call on the arena takes the next epoch, in stream order, on all ranks alike. */
+ * Everything here goes through the engine's put, get, signal and load: only cofi_arena_destination
+ * and cof_arena_view hand out a peer's pointer, and in staged form not even they. */
 #ifndef COFI_ARENA_H
 #define COFI_ARENA_H
 
@@ -21,77 +26,163 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "cofuse/plan.h"
+#include "cofuse/arena.h"
 #include "core/error.h"
 
 #define COFI_LINE 128
+#define COFI_POISON_BIT (UINT64_C(1) << 63)
 
 struct cofi_line {
     _Alignas(COFI_LINE) _Atomic uint64_t value;
     _Atomic uint32_t sleepers;
 };
 
-/* What a rank is doing, for the error texts of others: stored before the call's first signal. */
+/* Words of the arena itself, per writer. */
+enum { COFI_MEET, COFI_RESET, COFI_END_ACK, COFI_ARENA_PURPOSES };
+
+/* What a rank is doing, for checks and error texts of others: stored before a call's first signal.
+ * The reader looks at `call` before and after the rest. */
 struct cofi_call_record {
-    _Atomic uint32_t epoch;
-    _Atomic uint32_t direction; /* 0 none, 1 forward, 2 backward */
+    _Atomic uint64_t call;    /* epoch | plan ordinal << 32; 0: none, or being written */
+    _Atomic uint64_t detail;  /* direction | digest << 32 */
+    _Atomic uint64_t name[2]; /* of the operator, zero-padded */
+    _Atomic uint64_t sizes[4];
 };
 
 struct cofi_control {
     struct cofi_line poison; /* value: status (16) | rank that wrote it + 1 (32, high) */
-    struct cofi_call_record record;
+    _Alignas(COFI_LINE) struct cofi_call_record record;
+    _Alignas(COFI_LINE) _Atomic uint64_t cookie; /* of cof_arena_attach */
     _Alignas(COFI_LINE) char text[COFI_ERROR_TEXT_BYTES]; /* of this rank's own failure */
+};
+
+/* A part of the data that nothing overlays. */
+struct cofi_region {
+    size_t offset, bytes;         /* in the data */
+    size_t payload_bytes;         /* of its plan, from offset 0 on */
+    struct cofi_binding *binding; /* whose words these are; NULL: cof_arena_alloc, or released */
+    bool released;                /* the plan is gone on this rank */
 };
 
 struct cof_arena {
     cof_team *team;
+    const struct cofi_engine_ops *ops;
     int rank, n_ranks; /* of the team */
-    int n_purposes;    /* signal words per writer */
-    size_t words_offset, data_offset, slab_bytes;
-    char **base;       /* by rank: its slab here */
+    int n_words;       /* of cof_signal, per pair */
+    bool is_private;   /* one plan's own */
+    bool force_staged; /* COFUSE_FORCE_STAGED */
+    size_t user_words_offset, data_offset, slab_bytes;
+    size_t data_bytes;
+    char **base;       /* by rank: its slab here; the engine's */
+    char **view[2];    /* by rank, for cof_arena_view: data, words */
     void *mapping;     /* the engine's */
     size_t mapping_bytes;
-    bool force_staged; /* COFUSE_FORCE_STAGED */
-    uint32_t epoch;    /* of the call in progress; advanced in stream order */
-    uint32_t direction;
-    uint64_t digest;   /* 31 bits, of the call in progress */
-    const char *op;    /* operator, for texts */
     double run_timeout;
+
+    struct cofi_region *regions; /* from high to low offsets; alike on all ranks, but `released` */
+    int n_regions;
+
+    uint32_t first_epoch;
+    _Atomic uint32_t epoch; /* of the call in progress, advanced in stream order; 0: none yet */
+    const struct cofi_binding *last; /* plan of the last call; in stream order */
+
+    uint64_t *sent, *awaited; /* cof_signal, cof_wait: by word and peer; in stream order */
+
     _Atomic int failing; /* 1: taken by the thread that writes the text */
     _Atomic int status;  /* this rank's failure, sticky; the text is written before it */
     char text[COFI_ERROR_TEXT_BYTES];
-    cof_arena *next;    /* in the team's list */
+    cof_arena *next; /* in the team's list */
 };
 
-/* Collective, two-phase. `data_bytes` per rank, `n_purposes` signal words per writer. */
-cof_status cofi_arena_open(cof_team *team, const char *op, size_t data_bytes, int n_purposes,
-                           cof_arena **arena_out);
-void cofi_arena_close(cof_arena *arena); /* local; NULL is fine */
+struct cofi_arena_spec {
+    size_t bytes; /* of data; with peers: of their blocks */
+    int n_words;
+    void *const *peers;   /* the caller's blocks; NULL: memory of the world's engine */
+    uint32_t first_epoch; /* tests begin near the wrap; 0: 1 */
+    bool is_private;
+};
 
-/* Bytes of a rank's slab with these sizes. */
-size_t cofi_arena_slab_bytes(int n_ranks, size_t data_bytes, int n_purposes);
+/* Collective, two-phase; a rank whose own arguments are bad takes part with their status. */
+cof_status cofi_arena_open(cof_team *team, const struct cofi_arena_spec *spec, cof_status own,
+                           cof_arena **arena_out);
+
+/* Bytes of a slab before its data. */
+size_t cofi_arena_front_bytes(int n_ranks, int n_words);
+/* Bytes of a plan's words. */
+size_t cofi_arena_words_bytes(int n_ranks, int n_purposes);
+/* Bytes of a slab with one plan's payload and words in it. */
+size_t cofi_arena_slab_bytes(int n_ranks, size_t payload_bytes, int n_purposes);
+
+/* ---- a plan's place in an arena ---- */
+
+#define COFI_MARKS 4
+
+struct cofi_binding {
+    cof_arena *arena;
+    const char *op;
+    int n_purposes;      /* signal words per writer */
+    uint32_t acks;       /* bit per purpose: an ack word, else a ready word */
+    size_t words_offset; /* in the slab */
+    uint64_t ordinal;    /* among the team's plans: numbers them alike on all ranks */
+    /* Last-use epochs, the plan's own, by what they mark; 0: not since the last reset. */
+    uint32_t mark[COFI_MARKS];
+    /* Of the call in progress. */
+    uint32_t direction;
+    uint64_t digest;
+};
+
+struct cofi_binding_spec {
+    const char *op;
+    size_t payload_bytes; /* from offset 0 of the data on; plans lie over each other there */
+    int n_purposes;
+    uint32_t acks;
+};
+
+/* Collective. arena = NULL opens a private one. `binding` is zero before, and stays where it is
+ * until unbound. */
+cof_status cofi_arena_bind(cof_team *team, cof_arena *arena, const struct cofi_binding_spec *spec,
+                           struct cofi_binding *binding);
+/* Local. Closes a private arena. A binding that was never made is fine. */
+void cofi_arena_unbind(struct cofi_binding *binding);
+
+/* COF_ERR_INVALID where a plan of this team cannot take the arena; NULL is fine. Local. */
+cof_status cofi_arena_check(const cof_team *team, const cof_arena *arena);
+
+/* For describe lines: "shm arena=own". */
+void cofi_arena_name(const cof_team *team, const cof_arena *arena, char *text, size_t bytes);
+
+/* ---- failure: arena_failure.c ---- */
 
 /* COF_OK, or this arena's failure with its text. */
 cof_status cofi_arena_status(cof_arena *arena);
 /* The same, and takes another rank's poison where it is seen for the first time. */
 cof_status cofi_arena_look(cof_arena *arena);
-
-/* The failure of this rank: remembered, told to the others (poison), returned. */
+/* The failure of this rank, whose text is cof_last_error(): remembered, told to the others
+ * (poison), returned. */
 cof_status cofi_arena_fail(cof_arena *arena, cof_status status);
 
-/* ---- in a running call, on the dispatcher of a stream ---- */
+/* ---- waits: arena_wait.c ---- */
 
-/* Next epoch. Returns the arena's failure, if any. */
-cof_status cofi_arena_begin(cof_arena *arena, uint32_t direction, uint64_t digest);
+enum cofi_wait_kind {
+    COFI_READY, /* the word's epoch equals the wanted one; then digest and poison are looked at */
+    COFI_ACK,   /* its epoch is at least the wanted one, wrap-safe; the digest is not looked at */
+    COFI_COUNT  /* the word is at least the wanted count */
+};
 
-/* Stores {epoch of the call, digest} in the peer's word of this purpose and this writer. */
-void cofi_arena_signal(cof_arena *arena, int peer, int purpose);
+struct cofi_word {
+    cof_arena *arena;
+    const struct cofi_binding *binding; /* of the call in progress; NULL: cof_wait */
+    int writer;                         /* rank of the team */
+    size_t offset;                      /* in the own slab */
+    enum cofi_wait_kind kind;
+    uint64_t want;
+    const char *step; /* names the wait in error texts */
+};
 
-/* Waits for the writer's word of this purpose: ready by equality with the call's epoch, ack until
- * it is at least `epoch`. `step` names the wait in error texts. */
-cof_status cofi_arena_wait_ready(cof_arena *arena, int writer, int purpose, const char *step);
-cof_status cofi_arena_wait_ack(cof_arena *arena, int writer, int purpose, uint32_t epoch,
-                               const char *step);
+/* Until the word is there; every way it can end badly poisons the arena. */
+cof_status cofi_arena_wait(const struct cofi_word *word);
+
+/* ---- transfers ---- */
 
 /* Destination of a remote store: the peer's own memory where it is mapped, else `staging` (laid out
  * like it); then cofi_arena_deliver moves what was stored there. */
@@ -105,6 +196,30 @@ void cofi_arena_get(cof_arena *arena, void *dst, int peer, size_t offset, size_t
 static inline char *cofi_arena_data(cof_arena *arena)
 {
     return arena->base[arena->rank] + arena->data_offset;
+}
+
+/* ---- lines of a slab ---- */
+
+static inline size_t cofi_line_offset(const cof_arena *a, size_t words_offset, int purpose,
+                                      int writer)
+{
+    return words_offset +
+           ((size_t)purpose * (size_t)a->n_ranks + (size_t)writer) * sizeof(struct cofi_line);
+}
+
+static inline size_t cofi_arena_words_offset(void)
+{
+    return sizeof(struct cofi_control);
+}
+
+static inline struct cofi_line *cofi_own_line(cof_arena *a, size_t offset)
+{
+    return (struct cofi_line *)(void *)(a->base[a->rank] + offset);
+}
+
+static inline struct cofi_control *cofi_own_control(cof_arena *a)
+{
+    return (struct cofi_control *)(void *)a->base[a->rank];
 }
 
 #endif

@@ -7,35 +7,48 @@
 #include "symm/arena.h"
 #include "symm/symm.h"
 
+/* What an engine keeps. `cofuse check runtime` compares every bit with what happens. */
+#define COFI_CAPS(X)                                                                               \
+    X(MAPPED, 1, "mapped", "every peer's slab is mapped: base[] is set")                           \
+    X(PROCESSES, 2, "processes", "ranks may be processes (else threads of one)")                   \
+    X(SURVIVES_DEATH, 4, "survives-death", "the others go on when a rank dies")                    \
+    X(WORLDS, 8, "worlds", "several worlds at once")                                               \
+    X(REINIT, 16, "reinit", "worlds may be made again after the last one was destroyed")
+
 enum {
-    COFI_CAP_MAPPED = 1,          /* every peer's slab is mapped: base[] is set */
-    COFI_CAP_PROCESSES = 2,       /* ranks may be processes (else threads of one) */
-    COFI_CAP_SURVIVES_DEATH = 4   /* a slab stays readable when its rank is gone */
+#define COFI_CAP_ENUM(symbol, value, name, text) COFI_CAP_##symbol = (value),
+    COFI_CAPS(COFI_CAP_ENUM)
+#undef COFI_CAP_ENUM
 };
 
 struct cofi_engine_ops {
     const char *name;
     unsigned caps;
-    /* Collective, two-phase: on success every rank has all slabs, zeroed, and knows that the others
-     * have them too; on failure none keeps anything. Fills arena->base[] and arena->mapping. */
-    cof_status (*map)(cof_arena *arena);
+    /* Collective, two-phase: on success every rank has all slabs, control block and words zeroed,
+     * and knows that the others have them too; on failure none keeps anything. Fills arena->base[]
+     * (the own entry at least) and arena->mapping. `peers`: the caller's blocks, of the attach
+     * engine. */
+    cof_status (*map)(cof_arena *arena, void *const *peers);
     void (*unmap)(cof_arena *arena); /* local */
     /* Transfers by offset into the peer's slab, in order per peer. */
     void (*put)(cof_arena *arena, int peer, size_t dst_offset, const void *src, size_t bytes);
     void (*get)(cof_arena *arena, void *dst, int peer, size_t src_offset, size_t bytes);
     /* Stores a signal word in the peer's slab, after everything put there before, and wakes it. */
     void (*signal)(cof_arena *arena, int peer, size_t word_offset, uint64_t value);
+    /* Reads 8 bytes of the peer's slab that it stores atomically. */
+    uint64_t (*load)(cof_arena *arena, int peer, size_t word_offset);
 };
 
 /* NULL for a code that is none. */
 const struct cofi_engine_ops *cofi_engine(cof_engine engine);
 
-extern const struct cofi_engine_ops cofi_engine_thread, cofi_engine_shm;
+extern const struct cofi_engine_ops cofi_engine_thread, cofi_engine_shm, cofi_engine_attach;
 
 /* Shared by engines whose slabs are all mapped. */
 void cofi_mapped_put(cof_arena *arena, int peer, size_t dst_offset, const void *src, size_t bytes);
 void cofi_mapped_get(cof_arena *arena, void *dst, int peer, size_t src_offset, size_t bytes);
 void cofi_mapped_signal(cof_arena *arena, int peer, size_t word_offset, uint64_t value);
+uint64_t cofi_mapped_load(cof_arena *arena, int peer, size_t word_offset);
 
 /* world.c: a stream of the world's timeouts. */
 cof_status cofi_world_stream_open(cof_world *world, int n_threads, bool with_gemm, const char *name,

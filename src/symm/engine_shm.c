@@ -56,6 +56,7 @@ static cof_status reserve_and_map(cof_arena *a, int fd)
     void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     COF_FAIL_IF(base == MAP_FAILED, COF_ERR_NOMEM, "arena: mapping %zu bytes: %s", bytes,
                 strerror(errno));
+    madvise(base, bytes, MADV_DONTFORK); /* a child must not keep the memory of a dead rank */
     a->mapping = base;
     a->mapping_bytes = bytes;
     for (int r = 0; r < a->n_ranks; r++)
@@ -70,8 +71,9 @@ static void unmap(cof_arena *a)
     a->mapping = NULL;
 }
 
-static cof_status map(cof_arena *a)
+static cof_status map(cof_arena *a, void *const *peers)
 {
+    (void)peers;
     int made, fd = -1;
     cof_status status = make_memfd(a, &made);
     status = cofi_team_agree(a->team, "arena create", status);
@@ -92,12 +94,14 @@ static cof_status map(cof_arena *a)
 
 const struct cofi_engine_ops cofi_engine_shm = {
     .name = "shm",
-    .caps = COFI_CAP_MAPPED | COFI_CAP_PROCESSES | COFI_CAP_SURVIVES_DEATH,
+    .caps = COFI_CAP_MAPPED | COFI_CAP_PROCESSES | COFI_CAP_SURVIVES_DEATH | COFI_CAP_WORLDS |
+            COFI_CAP_REINIT,
     .map = map,
     .unmap = unmap,
     .put = cofi_mapped_put,
     .get = cofi_mapped_get,
     .signal = cofi_mapped_signal,
+    .load = cofi_mapped_load,
 };
 
 const struct cofi_engine_ops *cofi_engine(cof_engine engine)

@@ -44,8 +44,9 @@ static void unmap(cof_arena *a)
         munmap(block, a->mapping_bytes);
 }
 
-static cof_status map(cof_arena *a)
+static cof_status map(cof_arena *a, void *const *peers)
 {
+    (void)peers;
     void *own, *block = NULL;
     cof_status status = cofi_team_agree(a->team, "arena create", take_block(a, &own));
     if (status != COF_OK) {
@@ -70,12 +71,12 @@ static cof_status map(cof_arena *a)
 
 void cofi_mapped_put(cof_arena *a, int peer, size_t dst_offset, const void *src, size_t bytes)
 {
-    memcpy(a->base[peer] + dst_offset, src, bytes);
+    memmove(a->base[peer] + dst_offset, src, bytes); /* the peer may be this rank itself */
 }
 
 void cofi_mapped_get(cof_arena *a, void *dst, int peer, size_t src_offset, size_t bytes)
 {
-    memcpy(dst, a->base[peer] + src_offset, bytes);
+    memmove(dst, a->base[peer] + src_offset, bytes);
 }
 
 void cofi_mapped_signal(cof_arena *a, int peer, size_t word_offset, uint64_t value)
@@ -85,12 +86,18 @@ void cofi_mapped_signal(cof_arena *a, int peer, size_t word_offset, uint64_t val
     cofi_wake((_Atomic uint32_t *)(void *)&line->value, &line->sleepers, true);
 }
 
+uint64_t cofi_mapped_load(cof_arena *a, int peer, size_t word_offset)
+{
+    return atomic_load((_Atomic uint64_t *)(void *)(a->base[peer] + word_offset));
+}
+
 const struct cofi_engine_ops cofi_engine_thread = {
     .name = "thread",
-    .caps = COFI_CAP_MAPPED,
+    .caps = COFI_CAP_MAPPED | COFI_CAP_WORLDS | COFI_CAP_REINIT,
     .map = map,
     .unmap = unmap,
     .put = cofi_mapped_put,
     .get = cofi_mapped_get,
     .signal = cofi_mapped_signal,
+    .load = cofi_mapped_load,
 };

@@ -10,7 +10,6 @@
 
 #include "backend/cpu/vec.h"
 #include "core/tensor.h"
-#include "core/hash.h"
 #include "core/log.h"
 #include "core/sized.h"
 #include "symm/engine.h"
@@ -219,6 +218,7 @@ cof_status cof_attention_workspace(cof_team *team, const cof_attention_params *p
         .size = sizes->size,
         .local = lay_out_local(&plan, NULL) + sizeof plan,
         .symmetric = cofi_arena_slab_bytes(plan.n_ranks, symmetric, COFI_ATTENTION_PURPOSES),
+        .words = cofi_arena_words_bytes(plan.n_ranks, COFI_ATTENTION_PURPOSES),
     };
     memcpy(sizes, &full, sizes->size < sizeof full ? sizes->size : sizeof full);
     return COF_OK;
@@ -226,9 +226,11 @@ cof_status cof_attention_workspace(cof_team *team, const cof_attention_params *p
 
 /* ---- plan ----------------------------------------------------------------------------------- */
 
-static void describe(struct cofi_attention_plan *plan)
+static void describe(struct cofi_attention_plan *plan, const cof_arena *arena)
 {
     const cof_attention_params *p = &plan->params;
+    char engine[40];
+    cofi_arena_name(plan->base.team, arena, engine, sizeof engine);
     snprintf(plan->base.describe, sizeof plan->base.describe,
              "attention format=%s dtype=%s B=%lld S=%lld H=%lld Hkv=%lld Dqk=%lld Dv=%lld mask=%s "
              "layout=%s chunking=%s scale=%.9g wire=%s direction=%s schedule=ring P=%d engine=%s "
@@ -240,7 +242,7 @@ static void describe(struct cofi_attention_plan *plan)
              p->layout == COF_LAYOUT_ZIGZAG ? "zigzag" : "contiguous",
              p->chunking == COF_CHUNKING_BALANCED ? "balanced" : "padded", p->scale,
              wire_bytes(plan) == 4 ? "f32" : "bf16", p->forward_only ? "forward" : "both",
-             plan->n_ranks, plan->base.team->world->ops->name, cofi_isa_name(cofi_isa()),
+             plan->n_ranks, engine, cofi_isa_name(cofi_isa()),
              cofi_gemm_name());
 }
 
@@ -248,7 +250,7 @@ static void destroy(cof_plan *base)
 {
     struct cofi_attention_plan *plan = (struct cofi_attention_plan *)base;
     cofi_cpu_stream_close(plan->comm);
-    cofi_arena_close(plan->arena);
+    cofi_arena_unbind(&plan->binding);
     free(plan->memory);
     free(plan);
 }
@@ -271,17 +273,19 @@ static cof_status build(struct cofi_attention_plan *plan, cof_team *team,
 {
     cof_attention_params p;
     cof_status status = read_params(params, &p);
-    if (status == COF_OK && arena)
-        status = COF_FAIL(COF_ERR_UNSUPPORTED, "arena: wanted NULL (a private arena)");
+    if (status == COF_OK)
+        status = cofi_arena_check(team, arena);
     if (status == COF_OK) {
         set_shape(plan, team, &p);
-        describe(plan);
+        describe(plan, arena);
     }
     COF_TRY(cofi_plan_agree(team, "attention", status, plan->base.describe));
     COF_TRY(cofi_team_agree(team, "plan allocate", allocate_local(plan)));
-    COF_TRY(cofi_arena_open(team, "attention", lay_out_symmetric(plan), COFI_ATTENTION_PURPOSES,
-                            &plan->arena));
-    plan->digest = cofi_hash_u64(cofi_hash(COFI_HASH_SEED, "attention", 9), team->n_plans++);
+    const struct cofi_binding_spec spec = {.op = "attention",
+                                           .payload_bytes = lay_out_symmetric(plan),
+                                           .n_purposes = COFI_ATTENTION_PURPOSES,
+                                           .acks = COFI_ATTENTION_ACKS};
+    COF_TRY(cofi_arena_bind(team, arena, &spec, &plan->binding));
     cofi_log(COFI_LOG_PLAN, "plan: %s", plan->base.describe);
     return COF_OK;
 }
@@ -401,13 +405,15 @@ static cof_status run(cof_plan *base, const cof_attention_args *args, cof_stream
                 "plan: made with forward_only = 1, it has no backward");
     COF_TRY(read_call(plan, args, backward, &call));
     COF_TRY(cofi_team_status(base->team));
-    if (cofi_arena_status(plan->arena) != COF_OK)
+    if (cofi_arena_status(plan->binding.arena) != COF_OK)
         return cofi_fail_text(COF_ERR_POISONED, cof_last_error());
+    if (plan->params.n_rows == 0) { /* there is nothing to do on any rank */
+        plan->n_empty++;
+        return COF_OK;
+    }
     COF_TRY(cofi_stream_begin(base->team->world, stream, &s));
-    cof_status status = COF_OK;
-    if (plan->params.n_rows > 0) /* else there is nothing to do on any rank */
-        status = backward ? cofi_attention_ring_backward(plan, &call, s)
-                          : cofi_attention_ring_forward(plan, &call, s);
+    cof_status status = backward ? cofi_attention_ring_backward(plan, &call, s)
+                                : cofi_attention_ring_forward(plan, &call, s);
     return cofi_stream_end(base->team->world, stream, status);
 }
 

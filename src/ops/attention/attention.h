@@ -7,10 +7,14 @@
 #include "cofuse/attention.h"
 #include "ops/attention/attention_cpu.h"
 #include "ops/plan.h"
-#include "symm/arena.h"
+#include "symm/call.h"
 
 /* Signal words, per writer. */
 enum { COFI_KV_READY, COFI_KV_ACK, COFI_GRAD_READY, COFI_GRAD_ACK, COFI_ATTENTION_PURPOSES };
+#define COFI_ATTENTION_ACKS (1u << COFI_KV_ACK | 1u << COFI_GRAD_ACK)
+
+/* Last-use epochs: the last call that published, this and the last backward call. */
+enum { COFI_KV_MARK, COFI_GRAD_MARK, COFI_PREV_GRAD_MARK };
 
 /* A part of one rank's query rows against a part of one owner's key rows, all local row numbers. */
 struct cofi_pair {
@@ -42,14 +46,12 @@ struct cofi_attention_plan {
     cof_attention_params params; /* defaults filled in */
     cof_layout layout;
     int rank, n_ranks;
-    uint64_t digest; /* operator and place among the team's plans; the direction joins it */
     struct cofi_attention_dims dims;
     int64_t local_rows; /* of this rank */
     int64_t max_rows;   /* over the ranks */
-    cof_arena *arena;
+    struct cofi_binding binding;
+    uint64_t n_empty;             /* calls without a row on any rank */
     struct cofi_cpu_stream *comm; /* fetches, and sums of returned gradients */
-    uint32_t kv_epoch;            /* last call that published; advanced in stream order */
-    uint32_t grad_epoch, prev_grad_epoch; /* this and the last backward call */
 
     struct cofi_kv_buffer published;   /* this rank's K, V, in the arena */
     struct cofi_kv_buffer staging[2];  /* fetched K, V */

@@ -6,7 +6,6 @@
 
 #include "backend/cpu/vec.h"
 #include "core/faults.h"
-#include "core/hash.h"
 #include "ops/attention/attention_ring.h"
 #include "symm/symm.h"
 
@@ -52,7 +51,7 @@ static void copy_out_row(void *arg, int64_t row, struct cofi_cpu_worker *worker)
     for (int is_v = 0; is_v < 2; is_v++) {
         const struct cofi_attention_view *from = is_v ? &a->v : &a->k;
         size_t dim_bytes = (size_t)(is_v ? plan->dims.dim_v : plan->dims.dim_qk) * element;
-        char *to = cofi_arena_data(plan->arena) + row_offset(plan, &plan->published, is_v, row);
+        char *to = cofi_arena_data(plan->binding.arena) + row_offset(plan, &plan->published, is_v, row);
         for (int64_t b = 0; b < plan->dims.n_batch; b++)
             for (int64_t h = 0; h < plan->dims.n_kv_heads; h++, to += dim_bytes)
                 memcpy(to,
@@ -67,21 +66,22 @@ cof_status cofi_attention_ring_open(struct cofi_cpu_stream *s, const void *args)
 {
     struct cofi_ring_open_args a = *(const struct cofi_ring_open_args *)args;
     struct cofi_attention_plan *plan = a.plan;
-    COF_TRY(cofi_arena_begin(plan->arena, (uint32_t)a.direction,
-                             cofi_hash_u64(plan->digest, (uint64_t)a.direction)));
+    struct cofi_binding *b = &plan->binding;
+    const struct cofi_call call = {.direction = (uint32_t)a.direction, .n_empty = a.n_empty};
+    COF_TRY(cofi_call_begin(b, &call));
     for (int i = 1; i < plan->n_ranks && !COFI_FAULT(KV_ACK_WAIT, plan->rank); i++)
-        COF_TRY(cofi_arena_wait_ack(plan->arena, cofi_ring_writer(plan, i), COFI_KV_ACK,
-                                    plan->kv_epoch, "keys of the last call read"));
-    plan->kv_epoch = plan->arena->epoch;
+        COF_TRY(cofi_call_wait_ack(b, cofi_ring_writer(plan, i), COFI_KV_ACK,
+                                   b->mark[COFI_KV_MARK], "keys of the last call read"));
+    b->mark[COFI_KV_MARK] = cofi_call_epoch(b);
     if (a.direction == COFI_BACKWARD) {
-        plan->prev_grad_epoch = plan->grad_epoch;
-        plan->grad_epoch = plan->arena->epoch;
+        b->mark[COFI_PREV_GRAD_MARK] = b->mark[COFI_GRAD_MARK];
+        b->mark[COFI_GRAD_MARK] = cofi_call_epoch(b);
     }
     if (plan->n_ranks == 1)
         return COF_OK;
     cofi_cpu_parallel(s, plan->local_rows, copy_out_row, &a);
     for (int i = 1; i < plan->n_ranks; i++)
-        cofi_arena_signal(plan->arena, cofi_ring_writer(plan, i), COFI_KV_READY);
+        cofi_call_signal(b, cofi_ring_writer(plan, i), COFI_KV_READY);
     return COF_OK;
 }
 
@@ -97,16 +97,16 @@ cof_status cofi_attention_ring_fetch(struct cofi_cpu_stream *s, const void *args
     cofi_attention_needed_rows(&plan->layout, plan->params.mask, plan->rank, owner, &begin, &end);
     if (begin < end) {
         if (!COFI_FAULT(KV_READY_WAIT, plan->rank))
-            COF_TRY(cofi_arena_wait_ready(plan->arena, owner, COFI_KV_READY, "keys published"));
+            COF_TRY(cofi_call_wait_ready(&plan->binding, owner, COFI_KV_READY, "keys published"));
         const struct cofi_kv_buffer *to = &plan->staging[(a.step - 1) & 1];
         const struct cofi_kv_buffer *from = &plan->published;
         for (int is_v = 0; is_v < 2; is_v++)
-            cofi_arena_get(plan->arena, to->local + row_offset(plan, to, is_v, begin), owner,
+            cofi_arena_get(plan->binding.arena, to->local + row_offset(plan, to, is_v, begin), owner,
                            row_offset(plan, from, is_v, begin),
                            rows_bytes(plan, from, is_v, end - begin));
     }
     if (!COFI_FAULT(KV_ACK, plan->rank))
-        cofi_arena_signal(plan->arena, owner, COFI_KV_ACK);
+        cofi_call_signal(&plan->binding, owner, COFI_KV_ACK);
     return COF_OK;
 }
 
@@ -117,23 +117,23 @@ cof_status cofi_attention_ring_return(struct cofi_cpu_stream *s, struct cofi_att
 {
     const struct cofi_kv_buffer *slot = &plan->slot[(step - 1) & 1];
     const struct cofi_kv_buffer *outbox = &plan->outbox[(step - 1) & 1];
-    uint32_t free_since = step <= 2 ? plan->prev_grad_epoch : plan->grad_epoch;
+    uint32_t free_since = plan->binding.mark[step <= 2 ? COFI_PREV_GRAD_MARK : COFI_GRAD_MARK];
     if (!COFI_FAULT(GRAD_ACK_WAIT, plan->rank))
-        COF_TRY(cofi_arena_wait_ack(plan->arena, owner, COFI_GRAD_ACK, free_since,
-                                    "gradient slot free"));
+        COF_TRY(cofi_call_wait_ack(&plan->binding, owner, COFI_GRAD_ACK, free_since,
+                                   "gradient slot free"));
     struct cofi_attention_view view[2];
     void *to[2];
     for (int is_v = 0; is_v < 2; is_v++) {
-        to[is_v] = cofi_arena_destination(plan->arena, owner, row_offset(plan, slot, is_v, begin),
+        to[is_v] = cofi_arena_destination(plan->binding.arena, owner, row_offset(plan, slot, is_v, begin),
                                           outbox->local + row_offset(plan, outbox, is_v, begin));
         view[is_v] = cofi_attention_ring_view(plan, to[is_v], is_v);
     }
     cofi_attention_cpu_partial_store(s, &plan->dims, &plan->grad, begin, end - begin, NULL, NULL,
                                      plan->params.wire_f32, &view[0], &view[1]);
     for (int is_v = 0; is_v < 2; is_v++)
-        cofi_arena_deliver(plan->arena, owner, row_offset(plan, slot, is_v, begin), to[is_v],
+        cofi_arena_deliver(plan->binding.arena, owner, row_offset(plan, slot, is_v, begin), to[is_v],
                            rows_bytes(plan, slot, is_v, end - begin));
-    cofi_arena_signal(plan->arena, owner, COFI_GRAD_READY);
+    cofi_call_signal(&plan->binding, owner, COFI_GRAD_READY);
     return COF_OK;
 }
 
@@ -142,7 +142,7 @@ cof_status cofi_attention_ring_return(struct cofi_cpu_stream *s, struct cofi_att
 static void add_rows(const struct cofi_attention_plan *plan, const struct cofi_kv_buffer *slot,
                      bool is_v, int64_t begin, int64_t end)
 {
-    const char *from = cofi_arena_data(plan->arena) + row_offset(plan, slot, is_v, begin);
+    const char *from = cofi_arena_data(plan->binding.arena) + row_offset(plan, slot, is_v, begin);
     float *acc = (is_v ? plan->acc_v : plan->acc_k) + begin * row_elements(plan, is_v);
     int64_t n = (end - begin) * row_elements(plan, is_v);
     if (slot->element_bytes == 2)
@@ -167,14 +167,14 @@ cof_status cofi_attention_ring_sum(struct cofi_cpu_stream *s, const void *args)
     cofi_attention_needed_rows(&plan->layout, plan->params.mask, writer, plan->rank, &begin, &end);
     if (begin < end && !(a.step == last && COFI_FAULT(GRAD_SKIP_LAST, plan->rank))) {
         if (!COFI_FAULT(GRAD_READY_WAIT, plan->rank))
-            COF_TRY(
-                cofi_arena_wait_ready(plan->arena, writer, COFI_GRAD_READY, "gradient returned"));
+            COF_TRY(cofi_call_wait_ready(&plan->binding, writer, COFI_GRAD_READY,
+                                         "gradient returned"));
         for (int is_v = 0; is_v < 2; is_v++)
             add_rows(plan, &plan->slot[(a.step - 1) & 1], is_v, begin, end);
     }
     /* The next user of this slot: two steps on, or the first user in the next call. */
     int next = a.step + 2 <= last ? a.step + 2 : (a.step - 1) % 2 + 1;
-    cofi_arena_signal(plan->arena, cofi_ring_writer(plan, next), COFI_GRAD_ACK);
+    cofi_call_signal(&plan->binding, cofi_ring_writer(plan, next), COFI_GRAD_ACK);
     return COF_OK;
 }
 

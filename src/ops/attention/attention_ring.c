@@ -153,12 +153,12 @@ static void fill_nan(const struct cofi_attention_plan *plan, const struct cofi_a
 static bool has_failed(struct cofi_cpu_stream *s, struct cofi_attention_plan *plan)
 {
     cof_status status = cofi_cpu_stream_status(s);
-    if (status != COF_OK && cofi_arena_status(plan->arena) == COF_OK) {
+    if (status != COF_OK && cofi_arena_status(plan->binding.arena) == COF_OK) {
         COF_FAIL(status, "attention: rank %d did not run its part of a call: its stream had failed",
                  plan->base.team->world->rank);
-        cofi_arena_fail(plan->arena, status);
+        cofi_arena_fail(plan->binding.arena, status);
     }
-    return cofi_arena_status(plan->arena) != COF_OK;
+    return cofi_arena_status(plan->binding.arena) != COF_OK;
 }
 
 static cof_status finish_forward(struct cofi_cpu_stream *s, const void *args)
@@ -168,6 +168,7 @@ static cof_status finish_forward(struct cofi_cpu_stream *s, const void *args)
     if (!has_failed(s, plan)) {
         cofi_attention_cpu_finish(s, &plan->dims, &plan->state, &a->a, a->lse, a->lse_batch_stride,
                                   a->lse_head_stride);
+        cofi_call_end(&plan->binding);
         return COF_OK;
     }
     fill_nan(plan, &a->a, plan->dims.n_heads, plan->dims.dim_v);
@@ -175,7 +176,7 @@ static cof_status finish_forward(struct cofi_cpu_stream *s, const void *args)
         for (int64_t h = 0; h < plan->dims.n_heads; h++)
             for (int64_t row = 0; row < plan->local_rows; row++)
                 a->lse[b * a->lse_batch_stride + h * a->lse_head_stride + row] = NAN;
-    return cofi_arena_status(plan->arena);
+    return cofi_arena_status(plan->binding.arena);
 }
 
 static cof_status finish_backward(struct cofi_cpu_stream *s, const void *args)
@@ -187,12 +188,13 @@ static cof_status finish_backward(struct cofi_cpu_stream *s, const void *args)
         cofi_attention_cpu_dq_store(s, d, &plan->grad, &a->a);
         cofi_attention_cpu_partial_store(s, d, &plan->grad, 0, plan->local_rows, plan->acc_k,
                                          plan->acc_v, false, &a->b, &a->c);
+        cofi_call_end(&plan->binding);
         return COF_OK;
     }
     fill_nan(plan, &a->a, d->n_heads, d->dim_qk);
     fill_nan(plan, &a->b, d->n_kv_heads, d->dim_qk);
     fill_nan(plan, &a->c, d->n_kv_heads, d->dim_v);
-    return cofi_arena_status(plan->arena);
+    return cofi_arena_status(plan->binding.arena);
 }
 
 /* ---- the schedule --------------------------------------------------------------------------- */
@@ -247,7 +249,7 @@ static void refill(struct schedule *x, int step)
 
 static void open(struct schedule *x, int direction, const struct cofi_attention_call *call)
 {
-    struct cofi_ring_open_args a = {x->plan, direction, call->k, call->v};
+    struct cofi_ring_open_args a = {x->plan, direction, x->plan->n_empty, call->k, call->v};
     put(x, x->s, cofi_attention_ring_open, &a, sizeof a);
     if (x->plan->n_ranks == 1)
         return;
@@ -260,7 +262,7 @@ static void open(struct schedule *x, int direction, const struct cofi_attention_
 static cof_status end(struct schedule *x, cofi_call_fn fn, const struct output_args *a)
 {
     if (x->status != COF_OK)
-        cofi_arena_fail(x->plan->arena, x->status);
+        cofi_arena_fail(x->plan->binding.arena, x->status);
     cof_status status = cofi_cpu_enqueue(x->s, fn, a, sizeof *a, COFI_CALL_ALWAYS);
     return x->status != COF_OK ? x->status : status;
 }

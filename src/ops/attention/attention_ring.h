@@ -28,6 +28,7 @@ struct cofi_attention_view cofi_attention_ring_view(const struct cofi_attention_
 struct cofi_ring_open_args {
     struct cofi_attention_plan *plan;
     int direction;
+    uint64_t n_empty;
     struct cofi_attention_view k, v;
 };
 cof_status cofi_attention_ring_open(struct cofi_cpu_stream *s, const void *args);
