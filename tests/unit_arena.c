@@ -25,11 +25,13 @@ static void test_arguments(int rank, int n_ranks, const char *job, void *arg)
     CHECK(cof_arena_bytes(a) == 1024, "%zu bytes", cof_arena_bytes(a));
     CHECK_FAILS(cof_put(NULL, 0, 0, &byte, 1, COF_STREAM_NOW), COF_ERR_INVALID, "arena: NULL");
     CHECK_FAILS(cof_put(a, n_ranks, 0, &byte, 1, COF_STREAM_NOW), COF_ERR_INVALID, "peer = 2");
-    CHECK_FAILS(cof_put(a, 0, 1024, &byte, 1, COF_STREAM_NOW), COF_ERR_INVALID, "dst_offset = 1024");
+    CHECK_FAILS(cof_put(a, 0, 1024, &byte, 1, COF_STREAM_NOW), COF_ERR_INVALID,
+                "dst_offset = 1024");
     CHECK_FAILS(cof_put(a, 0, 8, &byte, SIZE_MAX - 4, COF_STREAM_NOW), COF_ERR_INVALID, "bytes = ");
     CHECK_FAILS(cof_put(a, 0, 0, NULL, 1, COF_STREAM_NOW), COF_ERR_INVALID, "src: NULL");
     CHECK_FAILS(cof_get(a, NULL, 0, 0, 1, COF_STREAM_NOW), COF_ERR_INVALID, "dst: NULL");
-    CHECK_FAILS(cof_get(a, &byte, 0, 1020, 5, COF_STREAM_NOW), COF_ERR_INVALID, "src_offset = 1020");
+    CHECK_FAILS(cof_get(a, &byte, 0, 1020, 5, COF_STREAM_NOW), COF_ERR_INVALID,
+                "src_offset = 1020");
     CHECK_FAILS(cof_signal(a, 0, 2, COF_STREAM_NOW), COF_ERR_INVALID, "word = 2");
     CHECK_FAILS(cof_wait(a, -1, 0, COF_STREAM_NOW), COF_ERR_INVALID, "peer = -1");
     CHECK_FAILS(cof_wait(a, 0, -1, COF_STREAM_NOW), COF_ERR_INVALID, "word = -1");
@@ -207,7 +209,8 @@ static void test_deadline(int rank, int n_ranks, const char *job, void *arg)
         CHECK(got[3] == 0xff, "bytes of a failed get are %02x", got[3]);
     }
     CHECK_OK(cof_team_barrier(team));
-    CHECK_FAILS(cof_put(a, 0, 0, got, 1, COF_STREAM_NOW), COF_ERR_TIMEOUT, "rank 0 waited for rank 1");
+    CHECK_FAILS(cof_put(a, 0, 0, got, 1, COF_STREAM_NOW), COF_ERR_TIMEOUT,
+                "rank 0 waited for rank 1");
     CHECK_FAILS(cof_team_query(team), COF_ERR_TIMEOUT, "rank 0 waited for rank 1");
     cof_stream_destroy(stream);
     cof_arena_destroy(a);

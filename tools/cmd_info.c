@@ -14,6 +14,7 @@
 #include "core/config.h"
 #include "job.h"
 #include "ops/ops.h"
+#include "symm/engine.h"
 
 static const char usage[] =
     "usage: cofuse info [--env-markdown]\n"
@@ -63,6 +64,27 @@ static void print_markdown(void)
     }
 }
 
+static void print_engines(void)
+{
+    static const struct {
+        unsigned bit;
+        const char *name;
+    } caps[] = {
+#define CAP(symbol, value, name, text) {value, name},
+        COFI_CAPS(CAP)
+#undef CAP
+    };
+    static const struct cofi_engine_ops *const engines[] = {&cofi_engine_thread, &cofi_engine_shm,
+                                                            &cofi_engine_attach};
+    for (size_t i = 0; i < sizeof engines / sizeof engines[0]; i++) {
+        printf("%-12s %-6s", i ? "" : "engines", engines[i]->name);
+        for (size_t k = 0; k < sizeof caps / sizeof caps[0]; k++)
+            if (engines[i]->caps & caps[k].bit)
+                printf(" %s", caps[k].name);
+        printf("\n");
+    }
+}
+
 static void print_machine(void)
 {
     cpu_set_t allowed;
@@ -81,7 +103,7 @@ static void print_machine(void)
                cofi_gemm_has(COFI_GEMM_BF16) ? "native" : "through fp32");
     else
         printf("products     none: %s\n", cof_last_error());
-    printf("engines      thread, shm\n");
+    print_engines();
     printf("operators   ");
     for (int i = 0; cofi_ops[i]; i++)
         printf("%s %s", i ? "," : "", cofi_ops[i]->name);

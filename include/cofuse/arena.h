@@ -63,15 +63,15 @@ typedef struct cof_peers {
 #endif
 
 /**
- * Makes an arena of the caller's memory. Collective over all ranks of the team. At the front of each
- * block Cofuse keeps its control block and signal words, which it zeroes; the data behind them is
- * left as it is. Every rank proves that base[r] is rank r's block: each writes a random number into
- * its own block, and all read it there.
+ * Makes an arena of the caller's memory. Collective over all ranks of the team. At the front of
+ * each block Cofuse keeps its control block and signal words, which it zeroes; the data behind them
+ * is left as it is. Every rank proves that base[r] is rank r's block: each writes a random number
+ * into its own block, and all read it there.
  *
  * The blocks stay mapped until *every* rank has destroyed the arena. `peers` is not kept.
  *
- * COF_ERR_INVALID   a rule of cof_peers is broken (the text names entry and rule), base[r] cannot be
- *                   read or is not rank r's block, or `bytes` is too small
+ * COF_ERR_INVALID   a rule of cof_peers is broken (the text names entry and rule), base[r] cannot
+ *                   be read or is not rank r's block, or `bytes` is too small
  * COF_ERR_MISMATCH  the ranks passed different sizes
  * COF_ERR_NOMEM, COF_ERR_TIMEOUT, COF_ERR_PEER_DEAD
  */
@@ -82,7 +82,8 @@ COF_API size_t cof_arena_attach_bytes(const cof_team *team, size_t bytes, int n_
 
 /**
  * Lets go of the arena. Local, never waits; the caller has synchronised the streams that use it and
- * destroyed its plans. Memory of cof_arena_create lives until the last rank let go. NULL is allowed.
+ * destroyed its plans. Memory of cof_arena_create lives until the last rank let go. NULL is
+ * allowed.
  */
 COF_API void cof_arena_destroy(cof_arena *arena);
 
@@ -132,8 +133,8 @@ COF_API cof_status cof_put(cof_arena *arena, int peer, size_t dst_offset, const 
                            size_t bytes, cof_stream stream);
 
 /**
- * Enqueues a copy of `bytes` bytes at `src_offset` of the peer's data to `dst`. One rank calls. When
- * the stream or the arena has failed, dst is filled with 0xff: NaN in every floating type.
+ * Enqueues a copy of `bytes` bytes at `src_offset` of the peer's data to `dst`. One rank calls.
+ * When the stream or the arena has failed, dst is filled with 0xff: NaN in every floating type.
  * Errors as cof_put.
  */
 COF_API cof_status cof_get(cof_arena *arena, void *dst, int peer, size_t src_offset, size_t bytes,

@@ -96,12 +96,13 @@ COF_API cof_status cof_attention_workspace(cof_team *team, const cof_attention_p
  * cof_arena_attach) that other plans may use too, or NULL: the plan makes its own. While the plan
  * is made no call on the arena runs; the arena outlives the plan.
  *
- * COF_ERR_INVALID      `arena` belongs to another team, or a parameter breaks its rule on this rank; on the other ranks the same call
- *                      returns COF_ERR_MISMATCH and names this rank
+ * COF_ERR_INVALID      `arena` belongs to another team, or a parameter breaks its rule on this
+ *                      rank; on the other ranks the same call returns COF_ERR_MISMATCH and names
+ *                      this rank
  * COF_ERR_UNSUPPORTED  a legal request that this version refuses (named in the text)
  * COF_ERR_MISMATCH     the ranks disagree: the text has the first differing key and both values
- * COF_ERR_NOMEM        memory was refused on some rank, or the arena has no room: all ranks get it, none
- *                      keeps anything
+ * COF_ERR_NOMEM        memory was refused on some rank, or the arena has no room: all ranks get it,
+ *                      none keeps anything
  * COF_ERR_TIMEOUT, COF_ERR_PEER_DEAD, COF_ERR_SYSTEM
  */
 COF_API cof_status cof_attention_plan_create(cof_team *team, const cof_attention_params *params,

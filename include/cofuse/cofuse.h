@@ -20,6 +20,7 @@
 #ifndef COFUSE_H
 #define COFUSE_H
 
+#include "arena.h"
 #include "attention.h"
 #include "layout.h"
 #include "plan.h"

@@ -130,7 +130,8 @@ static cof_status compare_shapes(cof_team *team, const struct cofi_arena_spec *s
 static void set_lines(cof_arena *a, size_t words_offset, int purpose, uint64_t value)
 {
     for (int w = 0; w < a->n_ranks; w++)
-        atomic_store(&cofi_own_line(a, cofi_line_offset(a, words_offset, purpose, w))->value, value);
+        atomic_store(&cofi_own_line(a, cofi_line_offset(a, words_offset, purpose, w))->value,
+                     value);
 }
 
 static void publish(cof_arena *a)
@@ -193,8 +194,8 @@ void cof_arena_destroy(cof_arena *a)
 
 static cof_status check_words(int n_words, const char *name)
 {
-    COF_FAIL_IF(n_words < 0 || n_words > MAX_WORDS, COF_ERR_INVALID, "%s = %d: wanted 0 .. %d", name,
-                n_words, MAX_WORDS);
+    COF_FAIL_IF(n_words < 0 || n_words > MAX_WORDS, COF_ERR_INVALID, "%s = %d: wanted 0 .. %d",
+                name, n_words, MAX_WORDS);
     return COF_OK;
 }
 

@@ -22,38 +22,17 @@ static bool read_number(const char *path, uint64_t *value)
     return found;
 }
 
-static bool memory_available(uint64_t *bytes)
+static bool memory_available(const char *root, uint64_t *bytes)
 {
-    FILE *file = fopen("/proc/meminfo", "re");
-    char line[128];
+    char path[600], line[128];
+    snprintf(path, sizeof path, "%s/proc/meminfo", root);
+    FILE *file = fopen(path, "re");
     bool found = false;
     while (file && !found && fgets(line, sizeof line, file))
         found = sscanf(line, "MemAvailable: %" SCNu64 " kB", bytes) == 1;
     if (file)
         fclose(file);
     *bytes *= found ? 1024 : 1;
-    return found;
-}
-
-/* This process's cgroup below `mount`: the line of /proc/self/cgroup with this controller list. */
-static bool cgroup_file(const char *controller, const char *mount, const char *name, char *path,
-                        size_t bytes)
-{
-    FILE *file = fopen("/proc/self/cgroup", "re");
-    char line[512];
-    bool found = false;
-    while (file && !found && fgets(line, sizeof line, file)) {
-        char *list = strchr(line, ':'), *dir = list ? strchr(list + 1, ':') : NULL;
-        if (!dir)
-            continue;
-        *dir++ = '\0';
-        dir[strcspn(dir, "\n")] = '\0';
-        found = *controller ? strstr(list + 1, controller) != NULL : list[1] == '\0';
-        if (found)
-            snprintf(path, bytes, "%s%s/%s", mount, strcmp(dir, "/") ? dir : "", name);
-    }
-    if (file)
-        fclose(file);
     return found;
 }
 
@@ -65,14 +44,35 @@ static const struct cgroup {
     {"memory", "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"},
 };
 
+/* This process's directory below the mount: the line of /proc/self/cgroup with the controller. */
+static bool cgroup_directory(const char *root, const struct cgroup *g, char *path, size_t bytes)
+{
+    char line[512];
+    bool found = false;
+    snprintf(path, bytes, "%s/proc/self/cgroup", root);
+    FILE *file = fopen(path, "re");
+    while (file && !found && fgets(line, sizeof line, file)) {
+        char *list = strchr(line, ':'), *dir = list ? strchr(list + 1, ':') : NULL;
+        if (!dir)
+            continue;
+        *dir++ = '\0';
+        dir[strcspn(dir, "\n")] = '\0';
+        found = *g->controller ? strstr(list + 1, g->controller) != NULL : list[1] == '\0';
+        if (found)
+            snprintf(path, bytes, "%s%s%s", root, g->mount, strcmp(dir, "/") ? dir : "");
+    }
+    if (file)
+        fclose(file);
+    return found;
+}
+
 /* Page cache (but not shared memory) counts as used, and is given back when memory is wanted. */
-static uint64_t cgroup_cache(const struct cgroup *g)
+static uint64_t cgroup_cache(const char *directory, const struct cgroup *g)
 {
     char path[700], line[128], key[64];
     uint64_t sum = 0, bytes;
     size_t skip = strlen(g->prefix);
-    if (!cgroup_file(g->controller, g->mount, "memory.stat", path, sizeof path))
-        return 0;
+    snprintf(path, sizeof path, "%s/memory.stat", directory);
     FILE *file = fopen(path, "re");
     while (file && fgets(line, sizeof line, file))
         if (sscanf(line, "%63s %" SCNu64, key, &bytes) == 2 && !strncmp(key, g->prefix, skip) &&
@@ -83,31 +83,55 @@ static uint64_t cgroup_cache(const struct cgroup *g)
     return sum;
 }
 
-static bool cgroup_room(const struct cgroup *g, uint64_t *room)
+static bool directory_room(const char *directory, const struct cgroup *g, uint64_t *room)
 {
     char path[700];
     uint64_t limit, usage;
-    if (!cgroup_file(g->controller, g->mount, g->limit, path, sizeof path) ||
-        !read_number(path, &limit))
+    snprintf(path, sizeof path, "%s/%s", directory, g->limit);
+    if (!read_number(path, &limit))
         return false;
-    if (!cgroup_file(g->controller, g->mount, g->usage, path, sizeof path) ||
-        !read_number(path, &usage))
+    snprintf(path, sizeof path, "%s/%s", directory, g->usage);
+    if (!read_number(path, &usage))
         return false;
-    uint64_t cache = cgroup_cache(g);
+    uint64_t cache = cgroup_cache(directory, g);
     usage = usage > cache ? usage - cache : 0;
     *room = limit > usage ? limit - usage : 0;
     return true;
 }
 
-cof_status cofi_memory_check(size_t bytes)
+/* The least of this process's cgroup and those above it, up to the mount. In a container the path
+ * may lie outside of what is mounted: the mount itself is then the container's group. */
+static bool cgroup_room(const char *root, const struct cgroup *g, uint64_t *least)
+{
+    char path[600];
+    uint64_t room;
+    bool found = false;
+    if (!cgroup_directory(root, g, path, sizeof path))
+        return false;
+    for (size_t end = strlen(root) + strlen(g->mount); strlen(path) >= end;) {
+        if (directory_room(path, g, &room)) {
+            *least = found && *least < room ? *least : room;
+            found = true;
+        }
+        *strrchr(path, '/') = '\0';
+    }
+    return found;
+}
+
+cof_status cofi_memory_check_below(const char *root, size_t bytes)
 {
     uint64_t room;
-    COF_FAIL_IF(memory_available(&room) && bytes > room, COF_ERR_NOMEM,
+    COF_FAIL_IF(memory_available(root, &room) && bytes > room, COF_ERR_NOMEM,
                 "%zu bytes wanted, %" PRIu64 " are available on this host", bytes, room);
     for (int i = 0; i < 2; i++)
-        COF_FAIL_IF(cgroup_room(&cgroups[i], &room) && bytes > room, COF_ERR_NOMEM,
+        COF_FAIL_IF(cgroup_room(root, &cgroups[i], &room) && bytes > room, COF_ERR_NOMEM,
                     "%zu bytes wanted, %" PRIu64 " are left in the cgroup", bytes, room);
     return COF_OK;
+}
+
+cof_status cofi_memory_check(size_t bytes)
+{
+    return cofi_memory_check_below("", bytes);
 }
 
 cof_status cofi_memory_check_file(size_t bytes, size_t file_bytes)

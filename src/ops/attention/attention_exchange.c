@@ -51,7 +51,8 @@ static void copy_out_row(void *arg, int64_t row, struct cofi_cpu_worker *worker)
     for (int is_v = 0; is_v < 2; is_v++) {
         const struct cofi_attention_view *from = is_v ? &a->v : &a->k;
         size_t dim_bytes = (size_t)(is_v ? plan->dims.dim_v : plan->dims.dim_qk) * element;
-        char *to = cofi_arena_data(plan->binding.arena) + row_offset(plan, &plan->published, is_v, row);
+        char *to =
+            cofi_arena_data(plan->binding.arena) + row_offset(plan, &plan->published, is_v, row);
         for (int64_t b = 0; b < plan->dims.n_batch; b++)
             for (int64_t h = 0; h < plan->dims.n_kv_heads; h++, to += dim_bytes)
                 memcpy(to,
@@ -101,8 +102,8 @@ cof_status cofi_attention_ring_fetch(struct cofi_cpu_stream *s, const void *args
         const struct cofi_kv_buffer *to = &plan->staging[(a.step - 1) & 1];
         const struct cofi_kv_buffer *from = &plan->published;
         for (int is_v = 0; is_v < 2; is_v++)
-            cofi_arena_get(plan->binding.arena, to->local + row_offset(plan, to, is_v, begin), owner,
-                           row_offset(plan, from, is_v, begin),
+            cofi_arena_get(plan->binding.arena, to->local + row_offset(plan, to, is_v, begin),
+                           owner, row_offset(plan, from, is_v, begin),
                            rows_bytes(plan, from, is_v, end - begin));
     }
     if (!COFI_FAULT(KV_ACK, plan->rank))
@@ -124,15 +125,16 @@ cof_status cofi_attention_ring_return(struct cofi_cpu_stream *s, struct cofi_att
     struct cofi_attention_view view[2];
     void *to[2];
     for (int is_v = 0; is_v < 2; is_v++) {
-        to[is_v] = cofi_arena_destination(plan->binding.arena, owner, row_offset(plan, slot, is_v, begin),
-                                          outbox->local + row_offset(plan, outbox, is_v, begin));
+        to[is_v] =
+            cofi_arena_destination(plan->binding.arena, owner, row_offset(plan, slot, is_v, begin),
+                                   outbox->local + row_offset(plan, outbox, is_v, begin));
         view[is_v] = cofi_attention_ring_view(plan, to[is_v], is_v);
     }
     cofi_attention_cpu_partial_store(s, &plan->dims, &plan->grad, begin, end - begin, NULL, NULL,
                                      plan->params.wire_f32, &view[0], &view[1]);
     for (int is_v = 0; is_v < 2; is_v++)
-        cofi_arena_deliver(plan->binding.arena, owner, row_offset(plan, slot, is_v, begin), to[is_v],
-                           rows_bytes(plan, slot, is_v, end - begin));
+        cofi_arena_deliver(plan->binding.arena, owner, row_offset(plan, slot, is_v, begin),
+                           to[is_v], rows_bytes(plan, slot, is_v, end - begin));
     cofi_call_signal(&plan->binding, owner, COFI_GRAD_READY);
     return COF_OK;
 }
