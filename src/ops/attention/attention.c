@@ -119,38 +119,23 @@ static void set_shape(struct cofi_attention_plan *plan, const cof_team *team,
     };
 }
 
-/* Takes the next bytes of a block that begins at `base` (NULL while only counting). */
-static void *take(char *base, size_t *used, size_t bytes)
-{
-    size_t at = *used;
-    *used += (bytes + 127) & ~(size_t)127;
-    return base ? base + at : NULL;
-}
-
-static void take_kv_buffer(const struct cofi_attention_plan *plan, char *base, size_t *used,
-                           int element_bytes, struct cofi_kv_buffer *buffer)
-{
-    size_t heads = (size_t)(plan->max_rows * plan->dims.n_batch * plan->dims.n_kv_heads);
-    *buffer = (struct cofi_kv_buffer){.element_bytes = element_bytes};
-    size_t first = *used;
-    take(NULL, used, heads * (size_t)plan->dims.dim_qk * (size_t)element_bytes);
-    size_t second = *used;
-    take(NULL, used, heads * (size_t)plan->dims.dim_v * (size_t)element_bytes);
-    buffer->local = base;
-    buffer->offset = first;
-    buffer->v_offset = second;
-}
-
 static int wire_bytes(const struct cofi_attention_plan *plan)
 {
     return plan->params.wire_f32 || !plan->dims.is_bf16 ? 4 : 2;
 }
 
-/* Gradient exchange: no slot for one rank, one for two, two for more. */
 static int n_slots(const struct cofi_attention_plan *plan)
 {
-    int steps = plan->n_ranks - 1;
-    return plan->params.forward_only ? 0 : steps < 2 ? steps : 2;
+    return plan->params.forward_only ? 0 : cofi_grad_slots(plan->n_ranks);
+}
+
+static struct cofi_kv_buffer take_kv(const struct cofi_attention_plan *plan, char *base,
+                                     size_t *used, int element_bytes)
+{
+    const struct cofi_attention_dims *d = &plan->dims;
+    int64_t heads = d->n_batch * d->n_kv_heads;
+    int64_t row_elements[2] = {heads * d->dim_qk, heads * d->dim_v};
+    return cofi_kv_take(base, used, plan->max_rows, row_elements, element_bytes);
 }
 
 /* Bytes of the arena's data; sets the offsets. */
@@ -159,9 +144,9 @@ static size_t lay_out_symmetric(struct cofi_attention_plan *plan)
     size_t used = 0;
     if (plan->n_ranks == 1)
         return 0;
-    take_kv_buffer(plan, NULL, &used, plan->dims.is_bf16 ? 2 : 4, &plan->published);
+    plan->published = take_kv(plan, NULL, &used, plan->dims.is_bf16 ? 2 : 4);
     for (int s = 0; s < n_slots(plan); s++)
-        take_kv_buffer(plan, NULL, &used, wire_bytes(plan), &plan->slot[s]);
+        plan->home.slot[s] = take_kv(plan, NULL, &used, wire_bytes(plan));
     return used;
 }
 
@@ -173,32 +158,30 @@ static size_t lay_out_local(struct cofi_attention_plan *plan, char *base)
     size_t q_heads = (size_t)(d->n_batch * d->n_heads * plan->local_rows);
     size_t k_heads = (size_t)(d->n_batch * d->n_heads * plan->max_rows); /* per query head */
     size_t own_kv = (size_t)(d->n_batch * d->n_kv_heads * plan->local_rows);
-    size_t dim_qk = (size_t)d->dim_qk, dim_v = (size_t)d->dim_v;
+    size_t dim[2] = {(size_t)d->dim_qk, (size_t)d->dim_v};
     plan->state = (struct cofi_attention_state){
-        .acc = take(base, &used, q_heads * dim_v * f),
-        .m = take(base, &used, q_heads * f),
-        .l = take(base, &used, q_heads * f),
+        .acc = cofi_take(base, &used, q_heads * dim[1] * f),
+        .m = cofi_take(base, &used, q_heads * f),
+        .l = cofi_take(base, &used, q_heads * f),
         .n_rows = plan->local_rows,
     };
     for (int s = 0; s < 2 && plan->n_ranks > 1; s++)
-        take_kv_buffer(plan, base, &used, d->is_bf16 ? 2 : 4, &plan->staging[s]);
+        plan->staging[s] = take_kv(plan, base, &used, d->is_bf16 ? 2 : 4);
     if (plan->params.forward_only)
         return used;
     plan->grad = (struct cofi_attention_grad_state){
-        .delta = take(base, &used, q_heads * f),
-        .lse = take(base, &used, q_heads * f),
-        .dq = take(base, &used, q_heads * dim_qk * f),
-        .dk = take(base, &used, k_heads * dim_qk * f),
-        .dv = take(base, &used, k_heads * dim_v * f),
+        .delta = cofi_take(base, &used, q_heads * f),
+        .lse = cofi_take(base, &used, q_heads * f),
+        .dq = cofi_take(base, &used, q_heads * dim[0] * f),
+        .dk = cofi_take(base, &used, k_heads * dim[0] * f),
+        .dv = cofi_take(base, &used, k_heads * dim[1] * f),
         .n_q_rows = plan->local_rows,
         .n_k_rows = plan->max_rows,
     };
-    if (plan->n_ranks > 1) {
-        plan->acc_k = take(base, &used, own_kv * dim_qk * f);
-        plan->acc_v = take(base, &used, own_kv * dim_v * f);
-    }
+    for (int is_v = 0; is_v < 2 && plan->n_ranks > 1; is_v++)
+        plan->home.acc[is_v] = cofi_take(base, &used, own_kv * dim[is_v] * f);
     for (int s = 0; s < n_slots(plan); s++)
-        take_kv_buffer(plan, base, &used, wire_bytes(plan), &plan->outbox[s]);
+        plan->home.outbox[s] = take_kv(plan, base, &used, wire_bytes(plan));
     return used;
 }
 
@@ -267,6 +250,19 @@ static cof_status allocate_local(struct cofi_attention_plan *plan)
                                                        "cofuse-comm", &plan->comm);
 }
 
+static void set_home(struct cofi_attention_plan *plan)
+{
+    struct cofi_grad_exchange *home = &plan->home;
+    home->binding = &plan->binding;
+    home->ready = COFI_GRAD_READY;
+    home->ack = COFI_GRAD_ACK;
+    home->mark = COFI_GRAD_MARK;
+    home->prev_mark = COFI_PREV_GRAD_MARK;
+    home->rank = plan->rank;
+    home->n_ranks = plan->n_ranks;
+    home->local_rows = plan->local_rows;
+}
+
 /* On every rank alike, whatever its own status: the exchanges must match. */
 static cof_status build(struct cofi_attention_plan *plan, cof_team *team,
                         const cof_attention_params *params, cof_arena *arena)
@@ -286,6 +282,7 @@ static cof_status build(struct cofi_attention_plan *plan, cof_team *team,
                                            .n_purposes = COFI_ATTENTION_PURPOSES,
                                            .acks = COFI_ATTENTION_ACKS};
     COF_TRY(cofi_arena_bind(team, arena, &spec, &plan->binding));
+    set_home(plan);
     cofi_log(COFI_LOG_PLAN, "plan: %s", plan->base.describe);
     return COF_OK;
 }

@@ -6,8 +6,8 @@
 
 #include "cofuse/attention.h"
 #include "ops/attention/attention_cpu.h"
+#include "ops/grad_return/grad_return_exchange.h"
 #include "ops/plan.h"
-#include "symm/call.h"
 
 /* Signal words, per writer. */
 enum { COFI_KV_READY, COFI_KV_ACK, COFI_GRAD_READY, COFI_GRAD_ACK, COFI_ATTENTION_PURPOSES };
@@ -33,14 +33,6 @@ int cofi_attention_pairs(const cof_layout *layout, cof_mask mask, int rank, int 
 void cofi_attention_needed_rows(const cof_layout *layout, cof_mask mask, int rank, int owner,
                                 int64_t *begin, int64_t *end);
 
-/* K and V rows as they lie in exchange buffers: [rows][B][Hkv][dim], K before V. */
-struct cofi_kv_buffer {
-    size_t offset;      /* of K, in the arena's data or in `local` */
-    size_t v_offset;    /* of V */
-    char *local;        /* staging: memory of its own; NULL: in the arena */
-    int element_bytes;
-};
-
 struct cofi_attention_plan {
     struct cof_plan base;
     cof_attention_params params; /* defaults filled in */
@@ -55,11 +47,9 @@ struct cofi_attention_plan {
 
     struct cofi_kv_buffer published;   /* this rank's K, V, in the arena */
     struct cofi_kv_buffer staging[2];  /* fetched K, V */
-    struct cofi_kv_buffer slot[2];     /* receive slots of gradients, in the arena */
-    struct cofi_kv_buffer outbox[2];   /* staged form of a remote store */
+    struct cofi_grad_exchange home;    /* of returned gradients */
     struct cofi_attention_state state; /* forward */
     struct cofi_attention_grad_state grad;
-    float *acc_k, *acc_v;              /* sums of returned gradients [local_rows, B, Hkv, dim] */
     void *memory;                      /* one block behind all local pointers */
 };
 

@@ -17,11 +17,7 @@
  *   KV_READY   owner -> reader   K, V of call e lie in the owner's `published`
  *   KV_ACK     reader -> owner   reader has copied all it needs of call e; the owner overwrites
  *                                `published` in its next call only after the acks of all ranks
- *   GRAD_READY writer -> owner   the writer's dK, dV lie in the owner's slot (i-1) mod 2
- *   GRAD_ACK   owner -> writer   the slot that this writer uses is free. Each call sends it once to
- *              every rank: to the writer of step i+2 when step i is summed (same slot), and at a
- *              slot's last use to the writer of its first use, who waits for it in the next call:
- *              steps 1, 2 wait for the ack of the last backward call, later steps for this one's.
+ *   GRAD_READY, GRAD_ACK and the receive slots: ops/grad_return/grad_return_exchange.h
  *   staging    (i-1) mod 2, local: written by fetch i, read by section i, free after it
  *
  * Every copy-out and every fetch is enqueued before any wait that a peer's copy-out or fetch of the
@@ -54,8 +50,8 @@ static void section_keys(const struct section_args *a, struct cofi_attention_sec
     section->v = a->v;
     if (a->step > 0) {
         const struct cofi_kv_buffer *b = &plan->staging[(a->step - 1) & 1];
-        section->k = cofi_attention_ring_view(plan, b->local + b->offset, false);
-        section->v = cofi_attention_ring_view(plan, b->local + b->v_offset, true);
+        section->k = cofi_attention_ring_view(plan, b->local + b->offset[0], false);
+        section->v = cofi_attention_ring_view(plan, b->local + b->offset[1], true);
     }
 }
 
@@ -113,7 +109,7 @@ static cof_status section_backward(struct cofi_cpu_stream *s, const void *args)
     cofi_attention_cpu_partial_begin(s, &plan->dims, &plan->grad, end);
     COF_TRY(for_pairs(s, &a, backward_pair));
     return a.step > 0 && begin < end
-               ? cofi_attention_ring_return(s, plan, a.step, owner, begin, end)
+               ? cofi_attention_ring_return(s, plan, a.step, begin, end)
                : COF_OK;
 }
 
@@ -186,8 +182,8 @@ static cof_status finish_backward(struct cofi_cpu_stream *s, const void *args)
     const struct cofi_attention_dims *d = &plan->dims;
     if (!has_failed(s, plan)) {
         cofi_attention_cpu_dq_store(s, d, &plan->grad, &a->a);
-        cofi_attention_cpu_partial_store(s, d, &plan->grad, 0, plan->local_rows, plan->acc_k,
-                                         plan->acc_v, false, &a->b, &a->c);
+        cofi_attention_cpu_partial_store(s, d, &plan->grad, 0, plan->local_rows, plan->home.acc[0],
+                                         plan->home.acc[1], false, &a->b, &a->c);
         cofi_call_end(&plan->binding);
         return COF_OK;
     }

@@ -42,8 +42,8 @@ cof_status cofi_attention_ring_fetch(struct cofi_cpu_stream *s, const void *args
 /* The slot of the step's writer into the sums; acks. */
 cof_status cofi_attention_ring_sum(struct cofi_cpu_stream *s, const void *args);
 
-/* The partial of rows [begin, end) of `owner` into its slot of this step. */
+/* The partial of rows [begin, end) of the step's owner into its slot. */
 cof_status cofi_attention_ring_return(struct cofi_cpu_stream *s, struct cofi_attention_plan *plan,
-                                 int step, int owner, int64_t begin, int64_t end);
+                                      int step, int64_t begin, int64_t end);
 
 #endif
