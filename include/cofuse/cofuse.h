@@ -22,6 +22,7 @@
 
 #include "arena.h"
 #include "attention.h"
+#include "grad_return.h"
 #include "layout.h"
 #include "plan.h"
 #include "status.h"

@@ -18,6 +18,8 @@
     X(GRAD_ACK_WAIT, "writer stores into a receive slot without waiting until it is free")         \
     X(GRAD_READY_WAIT, "owner sums a receive slot without waiting for its writer")                 \
     X(GRAD_SKIP_LAST, "owner leaves the last writer out of the sum")                               \
+    X(PULL_ACK_WAIT, "writer overwrites its published partial without waiting for its reader")     \
+    X(PULL_READY_WAIT, "owner reads a partial without waiting until it is published")              \
     X(EPOCH_RESET, "words are not reset where the epoch comes round")                              \
     X(END_ACK_WAIT, "a plan starts without waiting for the end of another plan's call")            \
     X(ARENA_NOMEM, "symmetric memory is refused on this rank")                                     \

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "core/hash.h"
+#include "core/sized.h"
 #include "symm/symm.h"
 
 const char *cof_plan_describe(const cof_plan *plan)
@@ -18,6 +19,17 @@ void cof_plan_destroy(cof_plan *plan)
 {
     if (plan)
         plan->destroy(plan);
+}
+
+cof_status cofi_workspace_write(cof_workspace_sizes *sizes, const cof_workspace_sizes *full)
+{
+    COF_FAIL_IF(!sizes, COF_ERR_INVALID, "sizes_out: NULL");
+    COF_FAIL_IF(sizes->size < COFI_SIZE_THROUGH(cof_workspace_sizes, saved), COF_ERR_INVALID,
+                "sizes_out->size = %zu: wanted %zu", sizes->size, sizeof *sizes);
+    size_t size = sizes->size;
+    memcpy(sizes, full, size < sizeof *full ? size : sizeof *full);
+    sizes->size = size;
+    return COF_OK;
 }
 
 struct ballot {

@@ -16,6 +16,9 @@ struct cof_plan {
     char describe[COFI_DESCRIBE_BYTES]; /* words of key=value, the first word is the operator */
 };
 
+/* Fills in the caller's struct, as long as it is; `full` has all but the size. */
+cof_status cofi_workspace_write(cof_workspace_sizes *sizes, const cof_workspace_sizes *full);
+
 /* Collective: compares the description over the ranks, by hash, and by words where that differs.
  * `own` is what this rank's validation found; a rank with an error takes part, so that the others
  * return COF_ERR_MISMATCH naming it instead of waiting. */

@@ -191,20 +191,15 @@ cof_status cof_attention_workspace(cof_team *team, const cof_attention_params *p
     struct cofi_attention_plan plan = {0};
     cof_attention_params p;
     COF_FAIL_IF(!team, COF_ERR_INVALID, "team: NULL");
-    COF_FAIL_IF(!sizes, COF_ERR_INVALID, "sizes_out: NULL");
-    COF_FAIL_IF(sizes->size < COFI_SIZE_THROUGH(cof_workspace_sizes, saved), COF_ERR_INVALID,
-                "sizes_out->size = %zu: wanted %zu", sizes->size, sizeof *sizes);
     COF_TRY(read_params(params, &p));
     set_shape(&plan, team, &p);
     size_t symmetric = lay_out_symmetric(&plan);
-    const cof_workspace_sizes full = {
-        .size = sizes->size,
-        .local = lay_out_local(&plan, NULL) + sizeof plan,
-        .symmetric = cofi_arena_slab_bytes(plan.n_ranks, symmetric, COFI_ATTENTION_PURPOSES),
-        .words = cofi_arena_words_bytes(plan.n_ranks, COFI_ATTENTION_PURPOSES),
-    };
-    memcpy(sizes, &full, sizes->size < sizeof full ? sizes->size : sizeof full);
-    return COF_OK;
+    return cofi_workspace_write(
+        sizes,
+        &(cof_workspace_sizes){
+            .local = lay_out_local(&plan, NULL) + sizeof plan,
+            .symmetric = cofi_arena_slab_bytes(plan.n_ranks, symmetric, COFI_ATTENTION_PURPOSES),
+            .words = cofi_arena_words_bytes(plan.n_ranks, COFI_ATTENTION_PURPOSES)});
 }
 
 /* ---- plan ----------------------------------------------------------------------------------- */
@@ -261,6 +256,7 @@ static void set_home(struct cofi_attention_plan *plan)
     home->rank = plan->rank;
     home->n_ranks = plan->n_ranks;
     home->local_rows = plan->local_rows;
+    memcpy(home->row_elements, plan->published.row_elements, sizeof home->row_elements);
 }
 
 /* On every rank alike, whatever its own status: the exchanges must match. */

@@ -54,7 +54,7 @@ void cofi_grad_clear(struct cofi_grad_exchange *x)
 {
     for (int is_v = 0; is_v < 2; is_v++)
         memset(x->acc[is_v], 0,
-               (size_t)(x->local_rows * x->slot[0].row_elements[is_v]) * sizeof(float));
+               (size_t)(x->local_rows * x->row_elements[is_v]) * sizeof(float));
 }
 
 cof_status cofi_grad_sum(struct cofi_grad_exchange *x, int step, int64_t begin, int64_t end)

@@ -24,7 +24,7 @@ struct cofi_grad_exchange {
     int ready, ack;      /* purposes of its signal words */
     int mark, prev_mark; /* last-use epochs: this and the last call that returned gradients */
     int rank, n_ranks;
-    int64_t local_rows;
+    int64_t local_rows, row_elements[2];
     struct cofi_kv_buffer slot[2];   /* receive slots, in the arena */
     struct cofi_kv_buffer outbox[2]; /* staged form of the remote store */
     float *acc[2];                   /* sums [local_rows][row_elements] */

@@ -1,0 +1,276 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+/* What a call enqueues. S is the caller's stream, C the plan's communication stream:
+ *
+ *   S begin | send to rank-1 | send to rank-2 | ...          | wait C | own rows, round, store
+ *   C       | sum of rank+1  | sum of rank+2  | ... in order |
+ *
+ * A whole by sections has the same calls, spread over P runs. Sends wait for slots that other ranks'
+ * C frees, and C waits for other ranks' sends of steps below: no cycle. */
+#include <math.h>
+#include <string.h>
+
+#include "backend/cpu/vec.h"
+#include "ops/grad_return/grad_return.h"
+#include "symm/symm.h"
+
+/* ---- writers and rows ----------------------------------------------------------------------- */
+
+static bool contributes(const cof_layout *l, const cof_grad_return_args *args, int writer,
+                        int64_t chunk)
+{
+    if (cof_layout_chunk_rows(l, chunk) == 0)
+        return false;
+    if (args->writers == COF_WRITERS_ALL)
+        return true;
+    if (args->writers == COF_WRITERS_CAUSAL)
+        return cof_layout_needs(l, COF_MASK_CAUSAL, writer, chunk);
+    const uint64_t *mask = args->writer_table + chunk * ((l->n_ranks + 63) / 64);
+    return mask[writer / 64] >> (writer % 64) & 1;
+}
+
+unsigned cofi_gr_halves(const cof_layout *l, const cof_grad_return_args *args, int writer,
+                        int owner)
+{
+    unsigned halves = 0;
+    for (int h = 0; h < cof_layout_halves(l); h++)
+        halves |= (unsigned)contributes(l, args, writer, cof_layout_chunk(l, owner, h)) << h;
+    return halves;
+}
+
+void cofi_gr_rows(const cof_layout *l, int owner, unsigned halves, int64_t *begin, int64_t *end)
+{
+    *begin = *end = 0;
+    for (int h = 0; h < cof_layout_halves(l); h++) {
+        if (!(halves >> h & 1))
+            continue;
+        int64_t start = cof_layout_half_start(l, owner, h);
+        *begin = *end == 0 ? start : *begin;
+        *end = start + cof_layout_chunk_rows(l, cof_layout_chunk(l, owner, h));
+    }
+}
+
+static int half_of(const cof_layout *l, int owner, int64_t row)
+{
+    return cof_layout_halves(l) == 2 && row >= cof_layout_half_start(l, owner, 1);
+}
+
+/* ---- elements ------------------------------------------------------------------------------- */
+
+static void convert(char *dst, int dst_bytes, const char *src, int src_bytes, int64_t n)
+{
+    if (dst_bytes == src_bytes)
+        memcpy(dst, src, (size_t)n * (size_t)src_bytes);
+    else if (dst_bytes == 2)
+        cofi_vec()->f32_to_bf16((uint16_t *)(void *)dst, (const float *)(const void *)src, n);
+    else
+        cofi_vec()->bf16_to_f32((float *)(void *)dst, (const uint16_t *)(const void *)src, n);
+}
+
+/* ---- send ----------------------------------------------------------------------------------- */
+
+struct send_args {
+    struct cofi_grad_return_plan *plan;
+    struct cofi_gr_view partial;
+    uint32_t epoch; /* the caller's */
+    int step;
+    unsigned halves;
+    int64_t begin; /* set where it runs */
+    void *to[2];
+};
+
+/* The partial's row for a local row of the owner; -1 for padding. */
+static int64_t source_row(const struct cofi_grad_return_plan *plan, int owner, int64_t row)
+{
+    int64_t global = cof_layout_global_row(&plan->layout, owner, row);
+    return global < 0 || plan->params.by_section ? (global < 0 ? -1 : row) : global;
+}
+
+static void send_row(void *arg, int64_t task, struct cofi_cpu_worker *worker)
+{
+    (void)worker;
+    const struct send_args *a = arg;
+    const struct cofi_grad_return_plan *plan = a->plan;
+    int64_t row = source_row(plan, cofi_grad_owner(&plan->home, a->step), a->begin + task);
+    for (int is_v = 0; is_v < 2; is_v++) {
+        int64_t dim = plan->dim[is_v], heads = plan->params.n_heads;
+        size_t bytes = (size_t)dim * (size_t)plan->wire_bytes;
+        size_t row_bytes = bytes * (size_t)(plan->params.n_batch * heads);
+        char *to = (char *)a->to[is_v] + (size_t)task * row_bytes;
+        if (row < 0) {
+            memset(to, 0, row_bytes);
+            continue;
+        }
+        for (int64_t b = 0; b < plan->params.n_batch; b++)
+            for (int64_t h = 0; h < heads; h++, to += bytes)
+                convert(to, plan->wire_bytes,
+                        a->partial.data[is_v] +
+                            (row * a->partial.row_stride[is_v] + b * a->partial.batch_stride[is_v] +
+                             h * a->partial.head_stride[is_v]) * plan->partial_bytes,
+                        plan->partial_bytes, dim);
+    }
+}
+
+static cof_status send(struct cofi_cpu_stream *s, const void *args)
+{
+    struct send_args a = *(const struct send_args *)args;
+    struct cofi_grad_return_plan *plan = a.plan;
+    int64_t end;
+    cofi_gr_rows(&plan->layout, cofi_grad_owner(&plan->home, a.step), a.halves, &a.begin, &end);
+    if (a.begin == end)
+        return COF_OK;
+    COF_TRY(plan->transport->open(plan, a.epoch, a.step, a.begin, a.to));
+    cofi_cpu_parallel(s, end - a.begin, send_row, &a);
+    return plan->transport->close(plan, a.epoch, a.step, a.begin, end, a.to);
+}
+
+/* ---- sum, on C ------------------------------------------------------------------------------ */
+
+struct sum_args {
+    struct cofi_grad_return_plan *plan;
+    uint32_t epoch;
+    int step;
+    unsigned halves;
+};
+
+static cof_status sum(struct cofi_cpu_stream *s, const void *args)
+{
+    (void)s;
+    struct sum_args a = *(const struct sum_args *)args;
+    int64_t begin, end;
+    cofi_gr_rows(&a.plan->layout, a.plan->rank, a.halves, &begin, &end);
+    return a.plan->transport->sum(a.plan, a.epoch, a.step, begin, end);
+}
+
+/* ---- begin and finish ----------------------------------------------------------------------- */
+
+struct begin_args {
+    struct cofi_grad_return_plan *plan;
+    uint64_t writers, n_empty;
+};
+
+static cof_status begin(struct cofi_cpu_stream *s, const void *args)
+{
+    (void)s;
+    const struct begin_args *a = args;
+    const struct cofi_call call = {.n_empty = a->n_empty, .sizes = {a->writers}};
+    COF_TRY(cofi_call_begin(&a->plan->binding, &call));
+    cofi_grad_begin(&a->plan->home);
+    return COF_OK;
+}
+
+struct finish_args {
+    struct cofi_grad_return_plan *plan;
+    struct cofi_gr_view partial, out;
+    unsigned halves; /* own contribution */
+    bool failed;
+};
+
+/* One row of an output: the sum, own last; 0 for padding; NaN after a failure. */
+static void finish_row(const struct finish_args *a, int64_t row, int is_v)
+{
+    const struct cofi_grad_return_plan *plan = a->plan;
+    int64_t dim = plan->dim[is_v], from = source_row(plan, plan->rank, row);
+    bool own = from >= 0 && a->halves >> half_of(&plan->layout, plan->rank, row) & 1;
+    const float *acc = plan->n_ranks == 1 ? NULL : plan->home.acc[is_v] +
+                                                       row * plan->params.n_batch *
+                                                           plan->params.n_heads * dim;
+    for (int64_t b = 0; b < plan->params.n_batch; b++)
+        for (int64_t h = 0; h < plan->params.n_heads; h++) {
+            char *to = a->out.data[is_v] +
+                       (row * a->out.row_stride[is_v] + b * a->out.batch_stride[is_v] +
+                        h * a->out.head_stride[is_v]) * plan->element_bytes;
+            const char *mine = a->partial.data[is_v] +
+                               (from * a->partial.row_stride[is_v] +
+                                b * a->partial.batch_stride[is_v] +
+                                h * a->partial.head_stride[is_v]) * plan->partial_bytes;
+            for (int64_t d = 0; d < dim; d += COFI_GR_PIECE) {
+                int64_t n = dim - d < COFI_GR_PIECE ? dim - d : COFI_GR_PIECE;
+                float sum_of[COFI_GR_PIECE];
+                for (int64_t i = 0; i < n; i++)
+                    sum_of[i] = a->failed ? NAN : acc && from >= 0 ? acc[d + i] : 0;
+                if (own && !a->failed)
+                    cofi_grad_add(sum_of, mine + d * plan->partial_bytes, n, plan->partial_bytes);
+                convert(to + d * plan->element_bytes, plan->element_bytes, (const char *)sum_of, 4,
+                        n);
+            }
+            acc += acc ? dim : 0;
+        }
+}
+
+static void finish_task(void *arg, int64_t row, struct cofi_cpu_worker *worker)
+{
+    (void)worker;
+    for (int is_v = 0; is_v < 2; is_v++)
+        finish_row(arg, row, is_v);
+}
+
+/* A call that failed on this rank fails on all: the arena is poisoned. */
+static cof_status failure(struct cofi_cpu_stream *s, struct cofi_grad_return_plan *plan)
+{
+    cof_status status = cofi_cpu_stream_status(s);
+    cof_arena *arena = plan->binding.arena;
+    if (!arena)
+        return status;
+    if (status != COF_OK && cofi_arena_status(arena) == COF_OK) {
+        COF_FAIL(status,
+                 "grad_return: rank %d did not run its part of a call: its stream had failed",
+                 plan->base.team->world->rank);
+        cofi_arena_fail(arena, status);
+    }
+    return cofi_arena_status(arena);
+}
+
+static cof_status finish(struct cofi_cpu_stream *s, const void *args)
+{
+    struct finish_args a = *(const struct finish_args *)args;
+    cof_status status = failure(s, a.plan);
+    a.failed = status != COF_OK;
+    cofi_cpu_parallel(s, a.plan->local_rows, finish_task, &a);
+    if (!a.failed && a.plan->binding.arena)
+        cofi_call_end(&a.plan->binding);
+    return status;
+}
+
+/* ---- enqueuing ------------------------------------------------------------------------------ */
+
+static cof_status enqueue_steps(struct cofi_grad_return_plan *plan,
+                                const struct cofi_gr_call *call, struct cofi_cpu_stream *s)
+{
+    const cof_layout *l = &plan->layout;
+    if (call->first == 1) {
+        struct begin_args b = {plan, call->writers, plan->n_empty};
+        if (plan->binding.arena)
+            COF_TRY(cofi_cpu_enqueue(s, begin, &b, sizeof b, 0));
+        if (plan->n_ranks > 1)
+            COF_TRY(cofi_cpu_wait_event(plan->comm, s, cofi_cpu_stream_tail(s)));
+    }
+    for (int i = call->first; i <= call->last && i < plan->n_ranks; i++) {
+        int owner = cofi_grad_owner(&plan->home, i), writer = cofi_grad_writer(&plan->home, i);
+        struct send_args out = {.plan = plan, .partial = call->partial, .epoch = call->args->epoch,
+                                .step = i,
+                                .halves = cofi_gr_halves(l, call->args, plan->rank, owner)};
+        struct sum_args in = {plan, call->args->epoch, i,
+                              cofi_gr_halves(l, call->args, writer, plan->rank)};
+        COF_TRY(cofi_cpu_enqueue(s, send, &out, sizeof out, 0));
+        COF_TRY(cofi_cpu_enqueue(plan->comm, sum, &in, sizeof in, 0));
+    }
+    if (call->last == plan->n_ranks && plan->n_ranks > 1)
+        COF_TRY(cofi_cpu_wait_event(s, plan->comm, cofi_cpu_stream_tail(plan->comm)));
+    return COF_OK;
+}
+
+cof_status cofi_gr_enqueue(struct cofi_grad_return_plan *plan, const struct cofi_gr_call *call,
+                           struct cofi_cpu_stream *s)
+{
+    cof_status status = enqueue_steps(plan, call, s);
+    if (status != COF_OK && plan->binding.arena)
+        cofi_arena_fail(plan->binding.arena, status);
+    if (call->last < plan->n_ranks)
+        return status;
+    struct finish_args a = {plan, call->partial, call->out,
+                            cofi_gr_halves(&plan->layout, call->args, plan->rank, plan->rank),
+                            false};
+    cof_status ended = cofi_cpu_enqueue(s, finish, &a, sizeof a, COFI_CALL_ALWAYS);
+    return status != COF_OK ? status : ended;
+}
