@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/time.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "job.h"
@@ -129,6 +130,12 @@ bool cofi_cli_choice(const char *option, const char *text, const char *choices, 
         at = at[n] ? at + n + 1 : NULL;
     }
     return bad_value(option, text, "one of %s", choices);
+}
+
+bool cofi_cli_same_file(const char *a, const char *b)
+{
+    struct stat x, y;
+    return !stat(a, &x) && !stat(b, &y) && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
 bool cofi_cli_ranks(const char *option, const char *text, struct cofi_rank_counts *out)

@@ -32,6 +32,9 @@ bool cofi_cli_seconds(const char *option, const char *text, double *out); /* 0 .
 /* One of "a|b|c": its place from 0. */
 bool cofi_cli_choice(const char *option, const char *text, const char *choices, int *idx_out);
 
+/* Whether both exist and are one file, whatever their names. */
+bool cofi_cli_same_file(const char *a, const char *b);
+
 /* "1,2,4": rank counts of 1 .. COFI_MAX_RANKS, at most COFI_MAX_RANK_COUNTS of them. */
 struct cofi_rank_counts {
     int n;

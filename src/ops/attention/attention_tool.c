@@ -1,12 +1,9 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
 /* `cofuse run attention`: options, starting the ranks, and the table. */
-#include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "core/config.h"
@@ -14,6 +11,7 @@
 #include "ops/attention/attention_tool_table.h"
 #include "ops/ops.h"
 #include "tools/job.h"
+#include "tools/ranks.h"
 
 static const double timeout_seconds = 20; /* unless the environment sets another; and the time that
                                             * a rank may compute while others wait for it, at */
@@ -126,12 +124,6 @@ static bool parse_option(struct cofi_attention_options *o, int c)
     return false;
 }
 
-static bool same_file(const char *a, const char *b)
-{
-    struct stat x, y;
-    return !stat(a, &x) && !stat(b, &y) && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
-}
-
 /* What options mean together. COFI_EXIT_OK or the exit code after a message. */
 static int check_options(const struct cofi_attention_options *o, int argc, char **argv)
 {
@@ -143,7 +135,7 @@ static int check_options(const struct cofi_attention_options *o, int argc, char 
     if (o->output && o->ranks.n > 1)
         return cofi_cli_error("option -o: wanted one rank count with it, --ranks has %d",
                               o->ranks.n);
-    if (o->output && same_file(o->input, o->output))
+    if (o->output && cofi_cli_same_file(o->input, o->output))
         return cofi_cli_error("option -o = \"%s\": it is the input", o->output);
     if (o->output && !cofi_st_may_write(o->output, error))
         return cofi_cli_error("%s", error);
@@ -157,17 +149,20 @@ static int check_options(const struct cofi_attention_options *o, int argc, char 
 static cof_world_options world_options(const struct cofi_attention_run *run)
 {
     cof_world_options options = COF_WORLD_OPTIONS_INIT;
-    const char *init = getenv("COFUSE_INIT_TIMEOUT"), *wait = getenv("COFUSE_TIMEOUT");
     options.engine = run->engine;
     options.n_threads = run->n_threads;
-    double seconds = timeout_seconds +
-                     cofi_attention_flops(&run->params, run->backward) / slow_rate;
-    options.init_timeout = init && *init ? 0 : seconds;
-    options.run_timeout = wait && *wait ? 0 : seconds;
+    cofi_ranks_timeouts(&options, timeout_seconds +
+                                      cofi_attention_flops(&run->params, run->backward) /
+                                          slow_rate);
     return options;
 }
 
-/* A rank that is a process: started by run_processes in its parent. */
+static int rank_body(void *run, const cof_world_options *options, int rank)
+{
+    return cofi_attention_rank(run, options, rank);
+}
+
+/* A rank that is a process: started by cofi_ranks_run in its parent. */
 static int run_as_process(void)
 {
     size_t bytes;
@@ -180,75 +175,9 @@ static int run_as_process(void)
     return cofi_attention_rank(run, &options, (int)cofi_config_int(COFI_VAR_RANK));
 }
 
-static int run_processes(struct cofi_attention_run *run, int shared_fd, int argc, char **argv)
-{
-    char **words = calloc((size_t)argc + 3, sizeof *words);
-    if (!words) {
-        cofi_cli_error("out of memory");
-        return COFI_EXIT_RANK;
-    }
-    static char program[] = "cofuse", command[] = "run";
-    words[0] = program;
-    words[1] = command;
-    memcpy(words + 2, argv, (size_t)argc * sizeof *words);
-    struct cofi_job_spec spec = {.n_ranks = run->n_ranks, .argv = words, .self = true,
-                                 .shared_fd = shared_fd, .name = "cofuse run"};
-    int code = cofi_job_run(&spec);
-    free(words);
-    return code;
-}
-
-struct thread_rank {
-    struct cofi_attention_run *run;
-    const char *job;
-    int rank, code;
-    pthread_t thread;
-};
-
-static void *run_as_thread(void *arg)
-{
-    struct thread_rank *own = arg;
-    cof_world_options options = world_options(own->run);
-    options.n_ranks = own->run->n_ranks;
-    options.rank = own->rank;
-    options.job = own->job;
-    own->code = cofi_attention_rank(own->run, &options, own->rank);
-    return NULL;
-}
-
-static int run_threads(struct cofi_attention_run *run)
-{
-    static int n_jobs;
-    char job[64];
-    struct thread_rank ranks[COFI_MAX_RANKS];
-    snprintf(job, sizeof job, "cofuse-run-%d-%d", (int)getpid(), n_jobs++);
-    sigset_t alarm, old_mask; /* the busy line's signal is for this thread */
-    sigemptyset(&alarm);
-    sigaddset(&alarm, SIGALRM);
-    pthread_sigmask(SIG_BLOCK, &alarm, &old_mask);
-    int n = 0;
-    for (; n < run->n_ranks; n++) {
-        ranks[n] = (struct thread_rank){.run = run, .job = job, .rank = n, .code = COFI_EXIT_RANK};
-        if (pthread_create(&ranks[n].thread, NULL, run_as_thread, &ranks[n])) {
-            cofi_cli_error("rank %d: no thread to be had", n);
-            break;
-        }
-    }
-    pthread_sigmask(SIG_SETMASK, &old_mask, NULL);
-    /* A rank's own complaint outweighs the errors that it causes on the others. */
-    int code = n < run->n_ranks ? COFI_EXIT_RANK : COFI_EXIT_OK;
-    for (int i = 0; i < n; i++) {
-        pthread_join(ranks[i].thread, NULL);
-        if (code == COFI_EXIT_OK || (code == COFI_EXIT_RANK && ranks[i].code != COFI_EXIT_OK))
-            code = ranks[i].code;
-    }
-    return code;
-}
-
 static int run_ranks(struct cofi_attention_run *run, int n_ranks, int shared_fd, int argc,
                      char **argv)
 {
-    char text[64];
     run->n_ranks = n_ranks;
     for (int i = COFI_AT_O; i < COFI_AT_N; i++) { /* a row that no rank stores stays NaN */
         struct cofi_attention_geometry g = cofi_attention_geometry(&run->params, i, 1);
@@ -256,12 +185,9 @@ static int run_ranks(struct cofi_attention_run *run, int n_ranks, int shared_fd,
             memset(cofi_attention_run_tensor(run, i), 0xff,
                    (size_t)(g.n_outer * g.row_bytes * run->params.n_rows));
     }
-    snprintf(text, sizeof text, "running %d ranks", n_ranks);
-    cofi_cli_busy(text);
-    int code = run->engine == COF_ENGINE_THREAD ? run_threads(run)
-                                                : run_processes(run, shared_fd, argc, argv);
-    cofi_cli_idle();
-    return code;
+    return cofi_ranks_run(&(struct cofi_ranks_spec){
+        .n_ranks = n_ranks, .options = world_options(run), .body = rank_body, .arg = run,
+        .shared_fd = shared_fd, .argc = argc, .argv = argv});
 }
 
 /* ---- the command ---------------------------------------------------------------------------- */

@@ -1,0 +1,184 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+/* From a file to the shared memory of a run, and back. */
+#include <stdio.h>
+#include <string.h>
+
+#include "core/tensor.h"
+#include "ops/grad_return/grad_return_tool.h"
+#include "tools/job.h"
+
+/* ---- reading -------------------------------------------------------------------------------- */
+
+static bool metadata_choice(const struct cofi_st_file *file, const char *key, const char *choices,
+                            int given, int *value)
+{
+    const char *text = cofi_st_metadata(file, key);
+    char name[300];
+    *value = given < 0 ? 0 : given;
+    snprintf(name, sizeof name, "%s: metadata %s", file->path, key);
+    return given >= 0 || !text || cofi_cli_choice(name, text, choices, value);
+}
+
+static bool read_metadata(const struct cofi_gr_options *o, const struct cofi_st_file *file,
+                          struct cofi_gr_run *run)
+{
+    const char *op = cofi_st_metadata(file, "op");
+    int layout, chunking, transfer, writers;
+    if (op && strcmp(op, "grad_return")) {
+        cofi_cli_error("%s: its metadata says op = \"%s\", wanted grad_return", file->path, op);
+        return false;
+    }
+    if (!metadata_choice(file, "layout", "zigzag|contiguous", o->layout, &layout) ||
+        !metadata_choice(file, "chunking", "balanced|padded", o->chunking, &chunking) ||
+        !metadata_choice(file, "transfer", "push|pull", o->transfer, &transfer) ||
+        !metadata_choice(file, "writers", "all|causal", o->writers, &writers))
+        return false;
+    run->params.layout = (cof_layout_kind)layout;
+    run->params.chunking = (cof_chunking)chunking;
+    run->params.transfer = (cof_grad_return_transfer)transfer;
+    run->writers = (cof_writers)writers;
+    return true;
+}
+
+static bool check_pair(const struct cofi_st_file *file, const struct cofi_st_tensor *const t[2])
+{
+    for (int i = 0; i < 2; i++) {
+        if (t[i]->ndim != 5 || t[i]->shape[0] < 1 || t[i]->shape[2] < 1 || t[i]->shape[3] < 1 ||
+            t[i]->shape[4] < 1) {
+            cofi_cli_error("%s: tensor \"%s\": wanted 5 dims [P, S, B, Hkv, D], none but S empty",
+                           file->path, t[i]->name);
+            return false;
+        }
+    }
+    if (memcmp(t[0]->shape, t[1]->shape, 4 * sizeof t[0]->shape[0]) ||
+        !cofi_dtype_equal(t[0]->dtype, t[1]->dtype)) {
+        cofi_cli_error("%s: tensors \"%s\" and \"%s\" differ in dtype or in a dim that is not D",
+                       file->path, t[0]->name, t[1]->name);
+        return false;
+    }
+    if (t[0]->shape[0] > COFI_MAX_RANKS) {
+        cofi_cli_error("%s: tensor \"%s\" has partials of %lld writers, wanted at most %d",
+                       file->path, t[0]->name, (long long)t[0]->shape[0], COFI_MAX_RANKS);
+        return false;
+    }
+    return true;
+}
+
+static bool find_pair(const struct cofi_gr_options *o, const struct cofi_st_file *file,
+                      const struct cofi_st_tensor *t[2])
+{
+    static const char *const names[] = {"dk", "dv"};
+    for (int i = 0; i < 2; i++)
+        if (!(t[i] = cofi_st_find(file, o->names[i]))) {
+            cofi_cli_error("%s: there is no tensor \"%s\" (%s); --names tells other keys",
+                           file->path, o->names[i], names[i]);
+            return false;
+        }
+    return check_pair(file, t);
+}
+
+/* The file bounds the bytes of the partials, so no sum here overflows. */
+static void lay_out(struct cofi_gr_run *run)
+{
+    size_t at = sizeof *run;
+    run->times = at;
+    at += sizeof(double) * (size_t)run->n_ranks;
+    for (int is_v = 0; is_v < 2; is_v++) {
+        size_t bytes = cofi_gr_row_bytes(run, is_v) * (size_t)run->params.n_rows;
+        run->in[is_v] = at = (at + 63) / 64 * 64;
+        at += bytes * (size_t)run->n_ranks;
+        run->out[is_v] = at = (at + 63) / 64 * 64;
+        at += bytes;
+    }
+    run->bytes = at;
+}
+
+static void set_params(const struct cofi_gr_options *o, const struct cofi_st_tensor *const t[2],
+                       struct cofi_gr_run *run)
+{
+    cof_grad_return_params *p = &run->params;
+    run->engine = o->engine;
+    run->n_threads = (int)o->n_threads;
+    run->n_ranks = (int)t[0]->shape[0];
+    run->repeat = (int)o->repeat;
+    p->dtype = t[0]->dtype;
+    p->n_rows = t[0]->shape[1];
+    p->n_batch = t[0]->shape[2];
+    p->n_heads = t[0]->shape[3];
+    p->head_dim_k = t[0]->shape[4];
+    p->head_dim_v = t[1]->shape[4];
+    p->wire_f32 = o->wire_f32;
+    p->by_section = o->by_section;
+    lay_out(run);
+}
+
+static bool load_pair(const struct cofi_gr_options *o, const struct cofi_st_file *file,
+                      struct cofi_gr_run **run_out, int *fd_out)
+{
+    struct cofi_gr_run layout = {.params = COF_GRAD_RETURN_PARAMS_INIT};
+    const struct cofi_st_tensor *t[2];
+    char error[COFI_SAFETENSORS_ERROR_BYTES];
+    void *memory;
+    if (!find_pair(o, file, t) || !read_metadata(o, file, &layout))
+        return false;
+    set_params(o, t, &layout);
+    if (o->n_ranks && o->n_ranks != layout.n_ranks) {
+        cofi_cli_error("option --ranks = %d: \"%s\" has partials of %d writers", o->n_ranks,
+                       t[0]->name, layout.n_ranks);
+        return false;
+    }
+    *fd_out = cofi_job_shared_create(layout.bytes, &memory);
+    if (*fd_out < 0)
+        return false;
+    struct cofi_gr_run *run = *run_out = memory;
+    *run = layout;
+    for (int is_v = 0; is_v < 2; is_v++) {
+        if (!cofi_st_load(file, t[is_v], (char *)run + run->in[is_v], error)) {
+            cofi_cli_error("%s", error);
+            return false;
+        }
+        memset((char *)run + run->out[is_v], 0xff, /* a row that no rank stores stays NaN */
+               cofi_gr_row_bytes(run, is_v) * (size_t)run->params.n_rows);
+    }
+    return true;
+}
+
+bool cofi_gr_load(const struct cofi_gr_options *o, struct cofi_gr_run **run_out, int *fd_out)
+{
+    struct cofi_st_file file;
+    char error[COFI_SAFETENSORS_ERROR_BYTES];
+    if (!cofi_st_open(o->input, &file, error)) {
+        cofi_cli_error("%s", error);
+        return false;
+    }
+    bool ok = load_pair(o, &file, run_out, fd_out);
+    cofi_st_close(&file);
+    return ok;
+}
+
+/* ---- writing -------------------------------------------------------------------------------- */
+
+bool cofi_gr_save(const struct cofi_gr_options *o, struct cofi_gr_run *run)
+{
+    static const char *const names[] = {"dk", "dv"};
+    const cof_grad_return_params *p = &run->params;
+    struct cofi_st_metadata metadata[] = {
+        {"op", "grad_return"},
+        {"layout", p->layout == COF_LAYOUT_ZIGZAG ? "zigzag" : "contiguous"},
+        {"chunking", p->chunking == COF_CHUNKING_BALANCED ? "balanced" : "padded"},
+        {"writers", run->writers == COF_WRITERS_ALL ? "all" : "causal"},
+    };
+    struct cofi_st_tensor tensors[2];
+    for (int is_v = 0; is_v < 2; is_v++)
+        tensors[is_v] = (struct cofi_st_tensor){
+            .name = names[is_v], .dtype = p->dtype, .ndim = 4,
+            .shape = {p->n_rows, p->n_batch, p->n_heads, is_v ? p->head_dim_v : p->head_dim_k},
+            .data = (char *)run + run->out[is_v],
+            .bytes = cofi_gr_row_bytes(run, is_v) * (size_t)p->n_rows};
+    char error[COFI_SAFETENSORS_ERROR_BYTES];
+    if (cofi_st_write(o->output, metadata, 4, tensors, 2, error))
+        return true;
+    cofi_cli_error("%s", error);
+    return false;
+}
