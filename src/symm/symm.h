@@ -25,7 +25,7 @@ struct cofi_hello {
     char gemm[32];
 };
 
-/* Messages of failed exchanges that are still to come from a rank, to be skipped (team.c). */
+/* Messages of failed exchanges that are still to come from a rank, to be skipped (exchange.c). */
 struct cofi_stale {
     int requests, replies;
 };
@@ -79,6 +79,11 @@ void cofi_world_poll(cof_world *world);
 /* team.c */
 cof_status cofi_team_make(cof_world *world, const int *ranks, int n, uint64_t tag,
                           cof_team **team_out);
+/* Ends the team on this rank. First call wins. */
+void cofi_team_abort(cof_team *team, cof_status status, int world_rank, const char *text);
+cof_status cofi_team_status(cof_team *team); /* with its text when it is not COF_OK */
+
+/* exchange.c */
 /* allgather for internal use; `what` names the call in errors (at most 15 bytes). */
 cof_status cofi_team_exchange(cof_team *team, const char *what, const void *src, void *dst,
                               size_t bytes);
@@ -89,8 +94,4 @@ cof_status cofi_team_agree(cof_team *team, const char *what, cof_status own);
 cof_status cofi_team_bcast_fd(cof_team *team, int fd, int *fd_out);
 /* Rank 0's pointer to all members: ranks that are threads of one process. */
 cof_status cofi_team_bcast_pointer(cof_team *team, void *pointer, void **pointer_out);
-/* Ends the team on this rank. First call wins. */
-void cofi_team_abort(cof_team *team, cof_status status, int world_rank, const char *text);
-cof_status cofi_team_status(cof_team *team); /* with its text when it is not COF_OK */
-
 #endif
