@@ -22,9 +22,9 @@
 enum { REQUEST = 1, REPLY = 2 }; /* member to rank 0, rank 0 to member */
 
 struct head {
+    int32_t kind, status;       /* a reply that is an error: the text follows instead of data */
     uint64_t team, call, bytes; /* bytes: of one rank, compared */
     uint64_t payload;           /* bytes that follow */
-    int32_t kind, status;       /* a reply that is an error: the text follows instead of data */
     char what[WHAT_BYTES];
 };
 
@@ -43,9 +43,15 @@ static cof_status peer_error(cof_team *t, const char *what, int rank, cof_status
                         what, r,
                         rank == 0 && t->n_ranks > 2 ? ", or a rank that it waits for," : "",
                         t->world->init_timeout, t->world->rank);
-    if (status == COF_ERR_PEER_DEAD)
-        return COF_FAIL(status, "%s: rank %d (process %d) is gone; rank %d waited for it", what, r,
-                        t->world->hello[r].pid, t->world->rank);
+    if (status == COF_ERR_PEER_DEAD) {
+        cofi_world_poll(t->world);
+        /* A bye is there a moment before the hang-up that the poll looks for. */
+        bool left = atomic_load(&t->world->state[r]) == COFI_PEER_LEFT ||
+                    cofi_link_said_bye(t->world->socket[r]);
+        return COF_FAIL(status, "%s: rank %d (process %d) %s; rank %d waited for it", what, r,
+                        t->world->hello[r].pid, left ? "has left the world" : "died",
+                        t->world->rank);
+    }
     return COF_FAIL(status, "%s: socket to rank %d failed", what, r);
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* Teams: making and failing. */
+/* Teams: making, splitting, failing. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,6 +33,7 @@ cof_status cofi_team_make(cof_world *w, const int *ranks, int n, uint64_t tag, c
     pthread_mutex_lock(&w->lock);
     t->next = w->teams;
     w->teams = t;
+    w->n_holders++;
     pthread_mutex_unlock(&w->lock);
     *team_out = t;
     return COF_OK;
@@ -60,6 +61,7 @@ cof_status cof_team_create(cof_world *w, const int *ranks, int n, uint64_t tag, 
     COF_FAIL_IF(!w, COF_ERR_INVALID, "world: NULL");
     COF_FAIL_IF(!team_out, COF_ERR_INVALID, "team_out: NULL");
     *team_out = NULL;
+    COF_TRY(cofi_world_usable(w));
     COF_TRY(check_members(w, ranks, n));
     cof_team *t;
     COF_TRY(cofi_team_make(w, ranks, n, tag, &t));
@@ -85,6 +87,7 @@ void cof_team_destroy(cof_team *t)
             break;
         }
     pthread_mutex_unlock(&t->world->lock);
+    cofi_world_release(t->world);
     free(t->world_rank);
     free(t);
 }
@@ -114,17 +117,17 @@ void cofi_team_abort(cof_team *t, cof_status status, int world_rank, const char 
 
 cof_status cofi_team_status(cof_team *t)
 {
+    COF_TRY(cofi_world_usable(t->world));
     int status = atomic_load_explicit(&t->status, memory_order_acquire);
-    if (status == COF_OK)
+    if (status >= COF_OK) /* 1: its text is being written on another thread; it fails next time */
         return COF_OK;
-    if (status > 0) /* its text is being written on another thread */
-        return COF_FAIL(COF_ERR_PEER_DEAD, "the team has just failed");
     return cofi_fail_text((cof_status)status, t->text);
 }
 
 cof_status cof_team_query(cof_team *t)
 {
     COF_FAIL_IF(!t, COF_ERR_INVALID, "team: NULL");
+    COF_TRY(cofi_world_usable(t->world));
     cofi_world_poll(t->world);
     COF_TRY(cofi_team_status(t));
     for (int i = 0; i < t->n_ranks; i++)
