@@ -223,7 +223,7 @@ static int count_sockets(void)
 static void check_refused(struct objects *o)
 {
     const char *why = "before fork";
-    cof_team *out, *team = cof_world_team(o->world);
+    cof_team *in, *out, *team = cof_world_team(o->world);
     cof_stream stream;
     cof_event event;
     int x = 0, all[N_RANKS], self = cof_world_rank(o->world);
@@ -231,6 +231,7 @@ static void check_refused(struct objects *o)
     CHECK_FAILS(cof_team_allgather(o->part, &x, all, sizeof x), COF_ERR_INVALID, why);
     CHECK_FAILS(cof_team_query(team), COF_ERR_INVALID, why);
     CHECK_FAILS(cof_team_create(o->world, &self, 1, 1, &out), COF_ERR_INVALID, why);
+    CHECK_FAILS(cof_team_split(o->part, 1, &in, &out), COF_ERR_INVALID, why);
     CHECK_FAILS(cof_stream_create(o->world, 1, &stream), COF_ERR_INVALID, why);
     CHECK_FAILS(cof_stream_sync(o->stream), COF_ERR_INVALID, why);
     CHECK_FAILS(cof_event_record(o->stream, &event), COF_ERR_INVALID, why);

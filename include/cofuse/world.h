@@ -118,6 +118,23 @@ COF_API cof_status cof_team_create(cof_world *world, const int *ranks, int n, ui
                                    cof_team **team_out);
 
 /**
+ * Splits a team into groups of `inner` consecutive ranks. *inner_out is the team of this rank's
+ * group, in order:            inner rank = rank % inner, inner ranks;
+ * *outer_out that of the ranks with the same place in their groups, in order of the groups:
+ *                             outer rank = rank / inner, size / inner ranks.
+ *
+ * Collective over all ranks of `team`, which is left as it is; teams may be split again, any number
+ * of times. One exchange, no device memory. All ranks return the same status; on failure both are
+ * NULL and nothing is left. Both are destroyed by the caller, before or after `team`.
+ *
+ * COF_ERR_INVALID   inner < 1 or it does not divide the size
+ * COF_ERR_MISMATCH  ranks passed different values (the text has both), or are in another call
+ * COF_ERR_TIMEOUT, COF_ERR_PEER_DEAD, COF_ERR_NOMEM
+ */
+COF_API cof_status cof_team_split(cof_team *team, int inner, cof_team **inner_out,
+                                  cof_team **outer_out);
+
+/**
  * Lets go of a team: local, never blocks. Its plans must be destroyed before. Not for the team of
  * cof_world_team. NULL is allowed.
  */

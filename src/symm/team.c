@@ -102,6 +102,83 @@ int cof_team_size(const cof_team *t)
     return t->n_ranks;
 }
 
+/* ---- split ---------------------------------------------------------------------------------- */
+
+struct split_vote {
+    int32_t inner, status;
+};
+
+/* Consecutive ranks of the team are `stride` apart in the parent, from `first` on. */
+static cof_status make_part(cof_team *parent, int first, int stride, int n, uint64_t tag,
+                            cof_team **team_out)
+{
+    int *ranks = malloc((size_t)n * sizeof *ranks);
+    COF_FAIL_IF(!ranks, COF_ERR_NOMEM, "team of %d: no memory", n);
+    for (int i = 0; i < n; i++)
+        ranks[i] = parent->world_rank[first + i * stride];
+    cof_status status = cofi_team_make(parent->world, ranks, n, tag, team_out);
+    free(ranks);
+    return status;
+}
+
+/* Local. The number of the parent's collective call tells this split from others. */
+static cof_status make_parts(cof_team *t, int inner, cof_team **inner_out, cof_team **outer_out)
+{
+    COF_FAIL_IF(inner < 1 || t->n_ranks % inner, COF_ERR_INVALID,
+                "inner = %d: wanted a divisor of the team's size, %d", inner, t->n_ranks);
+    uint64_t tag = cofi_hash_u64(cofi_hash_u64(COFI_HASH_SEED, t->id), t->n_calls);
+    COF_TRY(make_part(t, t->rank - t->rank % inner, 1, inner, cofi_hash_u64(tag, 1), inner_out));
+    return make_part(t, t->rank % inner, inner, t->n_ranks / inner, cofi_hash_u64(tag, 2),
+                     outer_out);
+}
+
+/* The same verdict on all ranks; `own` keeps its text on the rank that found it. */
+static cof_status compare_split(const cof_team *t, const struct split_vote *votes, cof_status own)
+{
+    for (int i = 1; i < t->n_ranks; i++)
+        COF_FAIL_IF(votes[i].inner != votes[0].inner, COF_ERR_MISMATCH,
+                    "inner = %d on rank %d, %d on rank %d", votes[0].inner, t->world_rank[0],
+                    votes[i].inner, t->world_rank[i]);
+    for (int i = 0; i < t->n_ranks && own == COF_OK; i++)
+        COF_FAIL_IF(votes[i].status != COF_OK, (cof_status)votes[i].status,
+                    "team split: rank %d: %s", t->world_rank[i],
+                    cof_status_text((cof_status)votes[i].status));
+    return own;
+}
+
+static cof_status split(cof_team *t, int inner, cof_team **inner_out, cof_team **outer_out)
+{
+    struct split_vote *votes = calloc((size_t)t->n_ranks, sizeof *votes);
+    COF_FAIL_IF(!votes, COF_ERR_NOMEM, "team split: no memory");
+    cof_status own = make_parts(t, inner, inner_out, outer_out);
+    char text[COFI_ERROR_TEXT_BYTES];
+    memcpy(text, cof_last_error(), sizeof text);
+    struct split_vote mine = {inner, own};
+    cof_status status = cofi_team_exchange(t, "team split", &mine, votes, sizeof mine);
+    if (status == COF_OK) {
+        cofi_fail_text(own, text);
+        status = compare_split(t, votes, own);
+    }
+    free(votes);
+    return status;
+}
+
+cof_status cof_team_split(cof_team *t, int inner, cof_team **inner_out, cof_team **outer_out)
+{
+    COF_FAIL_IF(!t, COF_ERR_INVALID, "team: NULL");
+    COF_FAIL_IF(!inner_out, COF_ERR_INVALID, "inner_out: NULL");
+    COF_FAIL_IF(!outer_out, COF_ERR_INVALID, "outer_out: NULL");
+    *inner_out = *outer_out = NULL;
+    COF_TRY(cofi_team_status(t));
+    cof_status status = split(t, inner, inner_out, outer_out);
+    if (status != COF_OK) {
+        cof_team_destroy(*inner_out);
+        cof_team_destroy(*outer_out);
+        *inner_out = *outer_out = NULL;
+    }
+    return status;
+}
+
 /* ---- failure -------------------------------------------------------------------------------- */
 
 void cofi_team_abort(cof_team *t, cof_status status, int world_rank, const char *text)
