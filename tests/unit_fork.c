@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 #include <time.h>
 
+#include "symm/symm.h"
 #include "test.h"
 
 #define N_RANKS 3
@@ -298,6 +299,19 @@ static void *look_all_the_time(void *arg)
     return NULL;
 }
 
+/* So that most forks would come while it is held. */
+static void *hold_the_lock(void *arg)
+{
+    struct objects *o = arg;
+    while (!stop) {
+        pthread_mutex_lock(&o->world->lock);
+        usleep(500);
+        pthread_mutex_unlock(&o->world->lock);
+        usleep(100);
+    }
+    return NULL;
+}
+
 static void children_of_all_kinds(int rank, const char *job)
 {
     struct objects o = {.n_sockets = count_sockets()};
@@ -310,20 +324,22 @@ static void children_of_all_kinds(int rank, const char *job)
     CHECK_OK(cof_attention_plan_create(cof_world_team(o.world), &p, NULL, &o.plan));
     CHECK_OK(cof_attention_forward(o.plan, &o.attention.args, o.stream));
     CHECK_OK(cof_stream_sync(o.stream));
-    pthread_t looker; /* holds the world's lock now and then, also when the fork comes */
+    pthread_t looker, holder;
     pthread_create(&looker, NULL, look_all_the_time, &o);
-#ifdef __SANITIZE_THREAD__
+    pthread_create(&holder, NULL, hold_the_lock, &o);
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     const int n_rounds = 3;
 #else
-    const int n_rounds = 20;
+    const int n_rounds = 10;
 #endif
-    for (int i = 0; i < n_rounds; i++) {
+    for (int i = 0; i < n_rounds && test_n_failed == 0; i++) {
         check_child(use_copies, &o);
         CHECK_OK(cof_attention_forward(o.plan, &o.attention.args, o.stream));
         CHECK_OK(cof_team_barrier(o.part));
     }
     stop = true;
     pthread_join(looker, NULL);
+    pthread_join(holder, NULL);
     CHECK_OK(cof_stream_sync(o.stream));
     CHECK_OK(cof_team_barrier(cof_world_team(o.world))); /* nobody leaves while another looks */
     cof_plan_destroy(o.plan);

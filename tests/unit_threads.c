@@ -5,7 +5,10 @@
  * a call. Ranks are threads; also for the thread sanitizer, hence few of them. */
 #include <dirent.h>
 #include <stdbool.h>
+#include <sys/socket.h>
 
+#include "core/clock.h"
+#include "symm/links.h"
 #include "test.h"
 
 #ifdef __SANITIZE_THREAD__
@@ -264,8 +267,54 @@ static void leaves_from_a_call(int rank, int n_ranks, const char *job, void *arg
     cof_world_destroy(w);
 }
 
+/* The same on one socket: looks for the bye while another thread reads what comes before it. */
+struct reading {
+    int socket;
+    atomic_bool is_done;
+};
+
+static void *read_all(void *arg)
+{
+    struct reading *r = arg;
+    char message[40];
+    cof_status status;
+    int n = 0;
+    while ((status = cofi_link_wait(r->socket, COFI_NEVER)) == COF_OK) {
+        CHECK_OK(cofi_link_recv(r->socket, message, sizeof message, COFI_NEVER));
+        CHECK(message[0] == 'm' && message[39] == (char)n, "message %d was not read whole", n);
+        n++;
+    }
+    CHECK(status == COF_ERR_PEER_DEAD && n == 100, "%d messages, then %s", n,
+          cof_status_name(status));
+    r->is_done = true;
+    return NULL;
+}
+
+static void looks_while_reading(void)
+{
+    int pair[2];
+    char message[40] = "message";
+    CHECK(cofi_link_pair(pair) == 0, "no sockets");
+    for (int i = 0; i < 100; i++) {
+        message[39] = (char)i;
+        CHECK_OK(cofi_link_send(pair[0], message, sizeof message, COFI_NEVER));
+    }
+    cofi_link_say_bye(pair[0]);
+    cofi_link_close(pair[0]);
+    struct reading r = {.socket = pair[1]};
+    pthread_t reader;
+    pthread_create(&reader, NULL, read_all, &r);
+    while (!r.is_done)
+        CHECK(cofi_link_said_bye(pair[1]), "no bye was seen");
+    pthread_join(reader, NULL);
+    CHECK(cofi_link_said_bye(pair[1]), "the bye was read");
+    cofi_link_close(pair[1]);
+}
+
 int main(void)
 {
+    for (int i = 0; i < N_LEAVES; i++)
+        looks_while_reading();
     test_ranks(3, several_worlds, NULL);
     test_ranks(3, overlapping_teams, NULL);
     cycles();
