@@ -238,6 +238,89 @@ static void one_leaves(int rank, int n_ranks, const char *job, void *arg)
     cof_world_destroy(w);
 }
 
+/* Who is where after a split, twice over, with the parts used in between. */
+static void splits(int rank, int n_ranks, const char *job, void *arg)
+{
+    cof_world *w = join(rank, n_ranks, job, 20);
+    const int inner = *(const int *)arg, n_groups = n_ranks / inner;
+    cof_team *in[2], *out[2];
+    int got[16];
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(cof_team_split(cof_world_team(w), inner, &in[i], &out[i]));
+        CHECK(cof_team_size(in[i]) == inner && cof_team_rank(in[i]) == rank % inner,
+              "inner team of %d: rank %d", cof_team_size(in[i]), cof_team_rank(in[i]));
+        CHECK(cof_team_size(out[i]) == n_groups && cof_team_rank(out[i]) == rank / inner,
+              "outer team of %d: rank %d", cof_team_size(out[i]), cof_team_rank(out[i]));
+    }
+    for (int i = 0; i < 4; i++) {
+        cof_team *part = i < 2 ? in[i] : out[i - 2];
+        CHECK_OK(cof_team_allgather(part, &rank, got, sizeof rank));
+        for (int r = 0; r < cof_team_size(part); r++) {
+            int want = i < 2 ? rank / inner * inner + r : rank % inner + r * inner;
+            CHECK(got[r] == want, "part %d: rank %d is %d, wanted %d", i, r, got[r], want);
+        }
+    }
+    cof_team *in_in, *in_out; /* a part can be split again */
+    CHECK_OK(cof_team_split(out[1], 1, &in_in, &in_out));
+    CHECK_OK(cof_team_allgather(in_out, &rank, got, sizeof rank));
+    CHECK(got[0] == rank % inner, "first of the outer team is %d", got[0]);
+    CHECK_OK(cof_team_barrier(cof_world_team(w))); /* nobody leaves while another looks */
+    cof_world_destroy(w); /* the teams may come after */
+    CHECK_FAILS(cof_team_barrier(in[0]), COF_ERR_INVALID, "its world has been destroyed");
+    CHECK_FAILS(cof_team_query(out[1]), COF_ERR_INVALID, "its world has been destroyed");
+    for (int i = 0; i < 2; i++) {
+        cof_team_destroy(out[i]);
+        cof_team_destroy(in[i]);
+    }
+    cof_team_destroy(in_in);
+    cof_team_destroy(in_out);
+}
+
+/* Ranks that mix up their parts are told, also where members and sizes are the same. */
+static void splits_mixed_up(int rank, int n_ranks, const char *job, void *arg)
+{
+    (void)arg;
+    cof_world *w = join(rank, n_ranks, job, 20);
+    cof_team *in[2], *out[2];
+    for (int i = 0; i < 2; i++)
+        CHECK_OK(cof_team_split(cof_world_team(w), n_ranks, &in[i], &out[i]));
+    CHECK_FAILS(cof_team_barrier(in[rank == 1]), COF_ERR_MISMATCH, "on another team");
+    CHECK_OK(cof_team_barrier(cof_world_team(w)));
+    for (int i = 0; i < 2; i++) {
+        cof_team_destroy(out[i]);
+        cof_team_destroy(in[i]);
+    }
+    cof_world_destroy(w);
+}
+
+static void bad_splits(int rank, int n_ranks, const char *job, void *arg)
+{
+    (void)arg;
+    cof_world *w = join(rank, n_ranks, job, 20);
+    cof_team *team = cof_world_team(w), *in = team, *out = team;
+    CHECK_FAILS(cof_team_split(NULL, 1, &in, &out), COF_ERR_INVALID, "team: NULL");
+    CHECK_FAILS(cof_team_split(team, 1, NULL, &out), COF_ERR_INVALID, "inner_out: NULL");
+    CHECK_FAILS(cof_team_split(team, 1, &in, NULL), COF_ERR_INVALID, "outer_out: NULL");
+    const int bad[] = {0, -2, 3, 5};
+    for (int i = 0; i < 4; i++) {
+        char part[64];
+        snprintf(part, sizeof part, "inner = %d: wanted a divisor of the team's size, 4", bad[i]);
+        CHECK_FAILS(cof_team_split(team, bad[i], &in, &out), COF_ERR_INVALID, part);
+        CHECK(!in && !out, "a team came out of inner = %d", bad[i]);
+    }
+    CHECK_FAILS(cof_team_split(team, rank == 2 ? 1 : 2, &in, &out), COF_ERR_MISMATCH,
+                "inner = 2 on rank 0, 1 on rank 2");
+    CHECK_FAILS(cof_team_split(team, rank == 0 ? 7 : 2, &in, &out), COF_ERR_MISMATCH,
+                "inner = 7 on rank 0, 2 on rank 1");
+    CHECK(!in && !out, "a team came out");
+    CHECK_OK(cof_team_split(team, 2, &in, &out)); /* the parent is as it was */
+    CHECK_OK(cof_team_barrier(out));
+    CHECK_OK(cof_team_barrier(team));
+    cof_team_destroy(in);
+    cof_team_destroy(out);
+    cof_world_destroy(w);
+}
+
 int main(void)
 {
     test_bad_options();
@@ -255,5 +338,10 @@ int main(void)
     test_ranks(3, one_late, NULL);
     test_ranks(3, late_in_one_team, NULL);
     test_ranks(3, one_leaves, NULL);
+    const int split_of[][2] = {{1, 1}, {2, 1}, {2, 2}, {6, 2}, {6, 3}, {8, 4}};
+    for (int i = 0; i < 6; i++)
+        test_ranks(split_of[i][0], splits, (void *)&split_of[i][1]);
+    test_ranks(3, splits_mixed_up, NULL);
+    test_ranks(4, bad_splits, NULL);
     return test_done();
 }

@@ -10,6 +10,24 @@
  *
  * Every collective call has a deadline (cof_world_options.init_timeout): a rank that is missing,
  * dead or in another call becomes an error on every rank that is there, naming it.
+ *
+ * Threads. Collective calls of one world come from one thread at a time, not always the same one;
+ * the caller orders them (a lock, a join). A stream and a plan are used by one thread at a time,
+ * and so is COF_STREAM_NOW of one world. Any thread at any time, also while another one is in a
+ * collective call or runs a plan: cof_team_query, the calls marked "any thread", cof_last_error
+ * (whose text is the thread's own), and creating streams. Different worlds are independent: any
+ * number of them, of any size, may be in one process, and each may have a thread in a collective
+ * call. Destroying is for the last user: no other thread is in a call on the object, or makes one.
+ *
+ * fork. A child of a rank is no rank: it has no threads of Cofuse, and the sockets to the other
+ * ranks are closed in it, so that it does not make a rank that dies seem alive. Every call there on
+ * an object that was made before the fork (world, team, stream, plan) returns COF_ERR_INVALID;
+ * those without a status (rank, size, names) go on answering. Destroying the child's copies is
+ * allowed, returns at once and concerns no other process; it is not required: exec and exit do as
+ * well. Symmetric memory that was mapped stays until the child calls exec or exits. A child may
+ * make worlds of its own. All this is done by a handler of fork(), in place from the first world of
+ * the process on: no other thread forks while that one is made. Children of vfork, posix_spawn and
+ * clone must call exec, which closes everything.
  */
 #ifndef COFUSE_WORLD_H
 #define COFUSE_WORLD_H
@@ -71,7 +89,8 @@ COF_API cof_status cof_world_create(const cof_world_options *options, cof_world 
 
 /**
  * Leaves the world: local, never waits for other ranks. The caller has synchronised its own streams
- * and destroyed its plans, streams and teams of this world. NULL is allowed.
+ * and destroyed its plans and streams of this world. Teams made from it may be destroyed later:
+ * they keep the memory that they need, and calls on them return COF_ERR_INVALID. NULL is allowed.
  */
 COF_API void cof_world_destroy(cof_world *world);
 
@@ -80,10 +99,10 @@ COF_API int cof_world_rank(const cof_world *world);
 /** Number of ranks. Local, any thread. */
 COF_API int cof_world_size(const cof_world *world);
 
-/** The engine's name: "thread" or "shm". */
+/** The engine's name: "thread" or "shm". Local, any thread. */
 COF_API const char *cof_world_engine(const cof_world *world);
 
-/** The team of all ranks, in order; owned by the world, not to be destroyed. */
+/** The team of all ranks, in order; owned by the world, not to be destroyed. Any thread. */
 COF_API cof_team *cof_world_team(cof_world *world);
 
 /**
@@ -98,7 +117,27 @@ COF_API cof_team *cof_world_team(cof_world *world);
 COF_API cof_status cof_team_create(cof_world *world, const int *ranks, int n, uint64_t tag,
                                    cof_team **team_out);
 
-/** Lets go of a team: local, never blocks. Its plans must be destroyed before. NULL is allowed. */
+/**
+ * Splits a team into groups of `inner` consecutive ranks. *inner_out is the team of this rank's
+ * group, in order:            inner rank = rank % inner, inner ranks;
+ * *outer_out that of the ranks with the same place in their groups, in order of the groups:
+ *                             outer rank = rank / inner, size / inner ranks.
+ *
+ * Collective over all ranks of `team`, which is left as it is; teams may be split again, any number
+ * of times. One exchange, no device memory. All ranks return the same status; on failure both are
+ * NULL and nothing is left. Both are destroyed by the caller, before or after `team`.
+ *
+ * COF_ERR_INVALID   inner < 1 or it does not divide the size
+ * COF_ERR_MISMATCH  ranks passed different values (the text has both), or are in another call
+ * COF_ERR_TIMEOUT, COF_ERR_PEER_DEAD, COF_ERR_NOMEM
+ */
+COF_API cof_status cof_team_split(cof_team *team, int inner, cof_team **inner_out,
+                                  cof_team **outer_out);
+
+/**
+ * Lets go of a team: local, never blocks. Its plans must be destroyed before. Not for the team of
+ * cof_world_team. NULL is allowed.
+ */
 COF_API void cof_team_destroy(cof_team *team);
 
 /** This rank within the team, 0 .. size-1. Local, any thread. */
@@ -108,8 +147,8 @@ COF_API int cof_team_size(const cof_team *team);
 
 /**
  * COF_OK while the team can be used, else the first error found (of the team, of a rank that has
- * left, or of an arena of one of its plans), with its text in cof_last_error(). Local; looks at the
- * sockets of the team's ranks, waits for nothing, never touches a stream.
+ * left, or of an arena of one of its plans), with its text in cof_last_error(). Local, any thread;
+ * looks at the sockets of the team's ranks, waits for nothing, never touches a stream.
  */
 COF_API cof_status cof_team_query(cof_team *team);
 

@@ -12,7 +12,6 @@
  * ranks, reaches them. */
 #define _GNU_SOURCE
 #include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -57,9 +56,8 @@ static cof_status parse_fds(cof_world *w, const char *text)
                     COF_ERR_INVALID,
                     "variable COFUSE_FDS = \"%s\": %ld is no unix socket of this process", text,
                     fd);
-        w->socket[r] = wanted ? (int)fd : -1;
-        if (wanted)
-            fcntl((int)fd, F_SETFD, FD_CLOEXEC); /* not for the children of this process */
+        w->socket[r] = wanted ? cofi_link_adopt((int)fd) : -1; /* not for children */
+        COF_FAIL_IF(wanted && w->socket[r] < 0, COF_ERR_NOMEM, "bootstrap: no memory");
         at = *end ? end + 1 : end;
     }
     return COF_OK;
@@ -92,7 +90,7 @@ static cof_status connect_to_rank0(cof_world *w, int64_t deadline)
 {
     struct sockaddr_un address;
     socklen_t bytes = abstract_address(w, &address);
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int fd = cofi_link_socket(0);
     COF_FAIL_IF(fd < 0, COF_ERR_SYSTEM, "bootstrap: socket: %s", strerror(errno));
     w->socket[0] = fd;
     while (connect(fd, (struct sockaddr *)&address, bytes) != 0) {
@@ -110,7 +108,7 @@ static cof_status listen_as_rank0(cof_world *w, int *listener_out)
 {
     struct sockaddr_un address;
     socklen_t bytes = abstract_address(w, &address);
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    int fd = cofi_link_socket(SOCK_NONBLOCK);
     *listener_out = fd;
     COF_FAIL_IF(fd < 0, COF_ERR_SYSTEM, "bootstrap: socket: %s", strerror(errno));
     COF_FAIL_IF(bind(fd, (struct sockaddr *)&address, bytes) != 0 && errno == EADDRINUSE,
@@ -217,7 +215,7 @@ static bool is_stranger(int socket, int64_t deadline)
 static cof_status gather_accepted(cof_world *w, int listener, int64_t deadline)
 {
     for (int left = w->n_ranks - 1; left > 0;) {
-        int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+        int fd = cofi_link_accept(listener);
         if (fd < 0) {
             struct pollfd p = {.fd = listener, .events = POLLIN};
             if (deadline != COFI_NEVER && cofi_now() >= deadline)
@@ -230,7 +228,7 @@ static cof_status gather_accepted(cof_world *w, int listener, int64_t deadline)
         int rank = -1;
         int64_t soon = cofi_now() + STRANGER_NS;
         if (check_user(fd) != COF_OK || is_stranger(fd, soon < deadline ? soon : deadline)) {
-            close(fd); /* not one of ours: the ranks that are still to come are waited for */
+            cofi_link_close(fd); /* not one of ours: ranks that are still to come are waited for */
             continue;
         }
         cof_status status = take_hello(w, fd, -1, &rank, deadline);
@@ -238,7 +236,7 @@ static cof_status gather_accepted(cof_world *w, int listener, int64_t deadline)
             struct verdict v = {status, ""};
             snprintf(v.text, sizeof v.text, "%s", cof_last_error());
             cofi_link_send(fd, &v, sizeof v, cofi_now() + GRACE_NS);
-            close(fd);
+            cofi_link_close(fd);
             return status;
         }
         w->socket[rank] = fd;
@@ -253,7 +251,7 @@ static cof_status hand_out_pair(cof_world *w, int i, int j, int64_t deadline)
 {
     int pair[2];
     int32_t peer_of[2] = {j, i};
-    COF_FAIL_IF(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0, COF_ERR_SYSTEM,
+    COF_FAIL_IF(cofi_link_pair(pair) != 0, COF_ERR_SYSTEM,
                 "bootstrap: socketpair: %s", strerror(errno));
     int to = i;
     cof_status status = cofi_link_send_fd(w->socket[i], pair[0], &peer_of[0], sizeof peer_of[0],
@@ -262,8 +260,8 @@ static cof_status hand_out_pair(cof_world *w, int i, int j, int64_t deadline)
         to = j;
         status = cofi_link_send_fd(w->socket[j], pair[1], &peer_of[1], sizeof peer_of[1], deadline);
     }
-    close(pair[0]);
-    close(pair[1]);
+    cofi_link_close(pair[0]);
+    cofi_link_close(pair[1]);
     COF_FAIL_IF(status != COF_OK, status, "world of %d: handing a socket to rank %d: %s",
                 w->n_ranks, to, cof_status_text(status));
     return COF_OK;
@@ -274,7 +272,8 @@ static cof_status receive_sockets(cof_world *w, int64_t deadline)
     for (int n = 0; n < w->n_ranks - 2; n++) {
         int32_t peer = -1;
         int fd = -1;
-        cof_status status = cofi_link_recv_fd(w->socket[0], &fd, &peer, sizeof peer, deadline);
+        cof_status status = cofi_link_recv_socket(w->socket[0], &fd, &peer, sizeof peer,
+                                                  deadline);
         COF_FAIL_IF(status == COF_OK && fd < 0, COF_ERR_SYSTEM,
                     "world of %d: no descriptor left for the socket to rank %d (ulimit -n)",
                     w->n_ranks, peer);
@@ -282,7 +281,7 @@ static cof_status receive_sockets(cof_world *w, int64_t deadline)
             status = COF_ERR_SYSTEM;
         if (status != COF_OK) {
             if (fd >= 0)
-                close(fd);
+                cofi_link_close(fd);
             return COF_FAIL(status, "world of %d: no socket from rank 0 (%s)", w->n_ranks,
                             cof_status_text(status));
         }
@@ -310,7 +309,7 @@ static cof_status bootstrap_rank0(cof_world *w, bool inherited, int64_t deadline
     if (status == COF_OK)
         status = inherited ? gather_inherited(w, deadline) : gather_accepted(w, listener, deadline);
     if (listener >= 0)
-        close(listener);
+        cofi_link_close(listener);
     send_verdict(w, status);
     COF_TRY(status);
     for (int i = 1; i < w->n_ranks; i++)

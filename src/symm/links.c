@@ -4,14 +4,64 @@
 #include "symm/links.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include "core/clock.h"
+#include "symm/fork.h"
 
 static const char bye[8] = {'c', 'o', 'f', 'B', 'y', 'e', '\r', '\n'};
+
+/* ---- descriptors ---------------------------------------------------------------------------- */
+
+int cofi_link_socket(int flags)
+{
+    cofi_fork_hold();
+    int fd = cofi_fork_enter_fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | flags, 0));
+    cofi_fork_release();
+    return fd;
+}
+
+int cofi_link_accept(int listener)
+{
+    cofi_fork_hold();
+    int fd = cofi_fork_enter_fd(accept4(listener, NULL, NULL, SOCK_CLOEXEC));
+    cofi_fork_release();
+    return fd;
+}
+
+int cofi_link_pair(int pair_out[2])
+{
+    cofi_fork_hold();
+    int made = socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair_out);
+    for (int i = 0; made == 0 && i < 2; i++)
+        pair_out[i] = cofi_fork_enter_fd(pair_out[i]);
+    cofi_fork_release();
+    if (made == 0 && pair_out[0] >= 0 && pair_out[1] >= 0)
+        return 0;
+    for (int i = 0; made == 0 && i < 2; i++)
+        cofi_link_close(pair_out[i]);
+    return -1;
+}
+
+int cofi_link_adopt(int inherited_fd)
+{
+    cofi_fork_hold();
+    fcntl(inherited_fd, F_SETFD, FD_CLOEXEC);
+    int fd = cofi_fork_enter_fd(inherited_fd);
+    cofi_fork_release();
+    return fd;
+}
+
+void cofi_link_close(int fd)
+{
+    cofi_fork_close_fd(fd);
+}
+
+/* ---- transfers ------------------------------------------------------------------------------ */
 
 /* Waits for `events`; a hang-up counts as ready, the transfer then reports it. */
 static cof_status wait_for(int socket, short events, int64_t deadline)
@@ -33,14 +83,39 @@ static cof_status wait_for(int socket, short events, int64_t deadline)
     }
 }
 
-cof_status cofi_link_wait(int socket, int64_t deadline)
-{
-    return wait_for(socket, POLLIN, deadline);
-}
-
 static cof_status transfer_error(void)
 {
     return errno == EPIPE || errno == ECONNRESET ? COF_ERR_PEER_DEAD : COF_ERR_SYSTEM;
+}
+
+/* Never while another thread looks for a bye. */
+static ssize_t recv_now(int socket, void *data, size_t bytes, int flags)
+{
+    cofi_fork_hold();
+    ssize_t n = recv(socket, data, bytes, flags | MSG_DONTWAIT);
+    int error = errno;
+    cofi_fork_release();
+    errno = error;
+    return n;
+}
+
+cof_status cofi_link_wait(int socket, int64_t deadline)
+{
+    char first[sizeof bye]; /* a bye comes whole; fewer bytes are the beginning of something else */
+    for (;;) {
+        ssize_t n = recv_now(socket, first, sizeof first, MSG_PEEK);
+        if (n == 0 || (n == (ssize_t)sizeof bye && !memcmp(first, bye, sizeof bye)))
+            return COF_ERR_PEER_DEAD;
+        if (n > 0)
+            return COF_OK;
+        if (errno == EAGAIN) {
+            cof_status status = wait_for(socket, POLLIN, deadline);
+            if (status != COF_OK)
+                return status;
+        } else if (errno != EINTR) {
+            return transfer_error();
+        }
+    }
 }
 
 cof_status cofi_link_send(int socket, const void *data, size_t bytes, int64_t deadline)
@@ -66,7 +141,7 @@ cof_status cofi_link_recv(int socket, void *data, size_t bytes, int64_t deadline
 {
     char *at = data;
     while (bytes > 0) {
-        ssize_t n = recv(socket, at, bytes, MSG_DONTWAIT);
+        ssize_t n = recv_now(socket, at, bytes, 0);
         if (n > 0) {
             at += n;
             bytes -= (size_t)n;
@@ -112,23 +187,36 @@ cof_status cofi_link_send_fd(int socket, int fd, const void *data, size_t bytes,
     }
 }
 
-cof_status cofi_link_recv_fd(int socket, int *fd_out, void *data, size_t bytes, int64_t deadline)
+/* One byte, and the descriptor with it. */
+static ssize_t recv_first(int socket, char *byte, int *fd_out)
 {
     union fd_control control;
-    struct iovec iov = {data, 1};
+    struct iovec iov = {byte, 1};
+    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.bytes,
+                         .msg_controllen = sizeof control.bytes};
+    ssize_t n = recvmsg(socket, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    struct cmsghdr *head = n == 1 ? CMSG_FIRSTHDR(&msg) : NULL;
+    if (head && head->cmsg_level == SOL_SOCKET && head->cmsg_type == SCM_RIGHTS)
+        memcpy(fd_out, CMSG_DATA(head), sizeof(int));
+    return n;
+}
+
+static cof_status recv_with_fd(int socket, bool is_ours, int *fd_out, void *data, size_t bytes,
+                               int64_t deadline)
+{
     *fd_out = -1;
     for (;;) {
-        struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.bytes,
-                             .msg_controllen = sizeof control.bytes};
-        ssize_t n = recvmsg(socket, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+        cofi_fork_hold();
+        ssize_t n = recv_first(socket, data, fd_out);
+        int error = errno;
+        if (is_ours)
+            *fd_out = cofi_fork_enter_fd(*fd_out);
+        cofi_fork_release();
+        errno = error;
         if (n == 0)
             return COF_ERR_PEER_DEAD;
-        if (n == 1) {
-            struct cmsghdr *head = CMSG_FIRSTHDR(&msg);
-            if (head && head->cmsg_level == SOL_SOCKET && head->cmsg_type == SCM_RIGHTS)
-                memcpy(fd_out, CMSG_DATA(head), sizeof(int));
+        if (n == 1)
             return cofi_link_recv(socket, (char *)data + 1, bytes - 1, deadline);
-        }
         if (errno != EAGAIN && errno != EINTR)
             return transfer_error();
         cof_status status = wait_for(socket, POLLIN, deadline);
@@ -137,6 +225,19 @@ cof_status cofi_link_recv_fd(int socket, int *fd_out, void *data, size_t bytes, 
     }
 }
 
+cof_status cofi_link_recv_fd(int socket, int *fd_out, void *data, size_t bytes, int64_t deadline)
+{
+    return recv_with_fd(socket, false, fd_out, data, bytes, deadline);
+}
+
+cof_status cofi_link_recv_socket(int socket, int *fd_out, void *data, size_t bytes,
+                                 int64_t deadline)
+{
+    return recv_with_fd(socket, true, fd_out, data, bytes, deadline);
+}
+
+/* ---- hang-up and bye ------------------------------------------------------------------------ */
+
 void cofi_link_say_bye(int socket)
 {
     ssize_t ignored = send(socket, bye, sizeof bye, MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -144,8 +245,9 @@ void cofi_link_say_bye(int socket)
     shutdown(socket, SHUT_RDWR);
 }
 
-/* The last eight unread bytes, looked at with a peek offset. */
-bool cofi_link_said_bye(int socket)
+/* The last eight unread bytes, looked at with a peek offset, which is the socket's and which a
+ * reader would move: so no reader comes between. After the hang-up nothing is added either. */
+static bool ends_with_bye(int socket)
 {
     int unread = 0, none = -1;
     char tail[sizeof bye];
@@ -157,6 +259,14 @@ bool cofi_link_said_bye(int socket)
     ssize_t n = recv(socket, tail, sizeof tail, MSG_PEEK | MSG_DONTWAIT);
     setsockopt(socket, SOL_SOCKET, SO_PEEK_OFF, &none, sizeof none);
     return n == (ssize_t)sizeof bye && !memcmp(tail, bye, sizeof bye);
+}
+
+bool cofi_link_said_bye(int socket)
+{
+    cofi_fork_hold();
+    bool said = ends_with_bye(socket);
+    cofi_fork_release();
+    return said;
 }
 
 bool cofi_link_hung_up(int socket)

@@ -12,8 +12,17 @@
 
 #include "cofuse/status.h"
 
+/* Making and closing the descriptors of a world: close on exec, and no child of fork keeps them
+ * (fork.h). -1 with errno where none was made. */
+int cofi_link_socket(int flags); /* 0 or SOCK_NONBLOCK */
+int cofi_link_accept(int listener);    /* which must not block */
+int cofi_link_pair(int pair_out[2]);   /* 0, or -1 with none made */
+int cofi_link_adopt(int inherited_fd); /* that one, or -1: it is closed then */
+void cofi_link_close(int fd);
+
 cof_status cofi_link_send(int socket, const void *data, size_t bytes, int64_t deadline);
-/* Until there is something to read, or a hang-up. */
+/* Until a message begins; reads nothing. COF_ERR_PEER_DEAD where none comes any more: after a
+ * hang-up, and before a bye, which so stays unread (a message never begins like one). */
 cof_status cofi_link_wait(int socket, int64_t deadline);
 cof_status cofi_link_recv(int socket, void *data, size_t bytes, int64_t deadline);
 
@@ -21,11 +30,15 @@ cof_status cofi_link_recv(int socket, void *data, size_t bytes, int64_t deadline
  * when the data came and no descriptor: this process has none left. */
 cof_status cofi_link_send_fd(int socket, int fd, const void *data, size_t bytes, int64_t deadline);
 cof_status cofi_link_recv_fd(int socket, int *fd_out, void *data, size_t bytes, int64_t deadline);
+/* The same for a descriptor of the world, to be closed by cofi_link_close. */
+cof_status cofi_link_recv_socket(int socket, int *fd_out, void *data, size_t bytes,
+                                 int64_t deadline);
 
 /* Whether the peer's end is closed; does not read. Any thread. */
 bool cofi_link_hung_up(int socket);
 /* A rank that leaves in order says so by its last eight bytes, and shuts the socket down; one that
- * dies hangs up without. To be asked of a socket that hung up, by one thread at a time. */
+ * dies hangs up without. To be asked of a socket that hung up; any thread, also while another one
+ * reads. */
 bool cofi_link_said_bye(int socket);
 void cofi_link_say_bye(int socket);
 

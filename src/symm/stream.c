@@ -13,13 +13,14 @@ static cof_status resolve(cof_stream stream, struct cofi_cpu_stream **out)
                 "stream: COF_STREAM_NOW has no queue of its own");
     COF_FAIL_IF(!stream.handle, COF_ERR_INVALID, "stream: handle is NULL");
     *out = stream.handle;
-    return COF_OK;
+    return cofi_cpu_stream_check(*out);
 }
 
 cof_status cofi_stream_begin(cof_world *world, cof_stream stream, struct cofi_cpu_stream **out)
 {
     if (stream.kind != COF_STREAM_KIND_NOW)
         return resolve(stream, out);
+    COF_TRY(cofi_world_usable(world));
     COF_FAIL_IF(atomic_flag_test_and_set_explicit(&world->now_in_use, memory_order_acquire),
                 COF_ERR_INVALID,
                 "stream: another thread is in a call with COF_STREAM_NOW; threads need streams");
@@ -39,6 +40,7 @@ cof_status cofi_stream_end(cof_world *world, cof_stream stream, cof_status enque
 cof_status cof_stream_create(cof_world *world, int n_threads, cof_stream *stream_out)
 {
     COF_FAIL_IF(!world, COF_ERR_INVALID, "world: NULL");
+    COF_TRY(cofi_world_usable(world));
     COF_FAIL_IF(!stream_out, COF_ERR_INVALID, "stream_out: NULL");
     COF_FAIL_IF(n_threads < 0 || n_threads > 256, COF_ERR_INVALID,
                 "n_threads = %d: wanted 0 .. 256", n_threads);

@@ -11,6 +11,7 @@
 
 #include "backend/cpu/cpu_stream.h"
 #include "core/error.h"
+#include "core/process.h"
 #include "cofuse/world.h"
 #include "symm/links.h"
 
@@ -25,7 +26,7 @@ struct cofi_hello {
     char gemm[32];
 };
 
-/* Messages of failed exchanges that are still to come from a rank, to be skipped (team.c). */
+/* Messages of failed exchanges that are still to come from a rank, to be skipped (exchange.c). */
 struct cofi_stale {
     int requests, replies;
 };
@@ -45,10 +46,14 @@ struct cof_world {
     atomic_flag now_in_use;    /* by the thread that is in a COF_STREAM_NOW call */
     struct cofi_cpu_stream *stream; /* serves COF_STREAM_NOW */
     cof_team *team;
-    /* Guards the lists of teams and of their arenas, and the look at a socket that hung up; a
-     * running plan takes it only when a rank has gone. */
+    /* Guards the lists of teams and of their arenas, and what is found at a socket that hung up; a
+     * running plan takes it only when a rank has gone. Held across fork, so never while waiting. */
     pthread_mutex_t lock;
     struct cof_team *teams;
+    int n_holders;            /* the caller and each team; under the lock; the last one frees it */
+    _Atomic bool is_destroyed; /* by the caller: teams may still hold it */
+    struct cofi_process made_by;
+    struct cof_world *next;   /* in the process's list (fork.c) */
 };
 
 struct cof_team {
@@ -73,12 +78,22 @@ enum cofi_peer_state { COFI_PEER_ALIVE, COFI_PEER_LEFT, COFI_PEER_DEAD };
  * world->socket and world->hello[] (own entry given). */
 cof_status cofi_bootstrap(cof_world *world, int64_t deadline);
 
-/* world.c: looks at the peers' sockets; a dead one ends every team that holds it. */
+/* world.c */
+/* Looks at the peers' sockets; a dead one ends every team that holds it. */
 void cofi_world_poll(cof_world *world);
+/* COF_ERR_INVALID in a child of the process that made it, and once it is destroyed. */
+cof_status cofi_world_usable(const cof_world *world);
+void cofi_world_release(cof_world *world); /* one holder less */
 
 /* team.c */
 cof_status cofi_team_make(cof_world *world, const int *ranks, int n, uint64_t tag,
                           cof_team **team_out);
+/* Ends the team on this rank. First call wins. */
+void cofi_team_abort(cof_team *team, cof_status status, int world_rank, const char *text);
+/* COF_OK while calls on the team are possible, else the error with its text. */
+cof_status cofi_team_status(cof_team *team);
+
+/* exchange.c */
 /* allgather for internal use; `what` names the call in errors (at most 15 bytes). */
 cof_status cofi_team_exchange(cof_team *team, const char *what, const void *src, void *dst,
                               size_t bytes);
@@ -89,8 +104,4 @@ cof_status cofi_team_agree(cof_team *team, const char *what, cof_status own);
 cof_status cofi_team_bcast_fd(cof_team *team, int fd, int *fd_out);
 /* Rank 0's pointer to all members: ranks that are threads of one process. */
 cof_status cofi_team_bcast_pointer(cof_team *team, void *pointer, void **pointer_out);
-/* Ends the team on this rank. First call wins. */
-void cofi_team_abort(cof_team *team, cof_status status, int world_rank, const char *text);
-cof_status cofi_team_status(cof_team *team); /* with its text when it is not COF_OK */
-
 #endif

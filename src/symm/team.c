@@ -1,34 +1,13 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* Teams, and their exchanges through rank 0 of the team: each member sends to it, it answers all.
- * Every message begins with a head that names team, call and number, so that ranks in different
- * calls find out at once.
- *
- * A failed exchange ends the team, but not the others that share its sockets. Rank 0 answers every
- * member with the error, also those it has not heard yet, and skips their next request, which is
- * answered by that; a member that gives up skips rank 0's next reply (world->stale). */
+/* Teams: making, splitting, failing. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-#include "core/clock.h"
 #include "core/hash.h"
 #include "symm/arena.h"
 #include "symm/symm.h"
-
-#define GRACE_NS INT64_C(2000000000) /* members wait longer than rank 0, whose error tells more */
-#define WHAT_BYTES 16
-#define MAX_EXCHANGE_BYTES ((size_t)1 << 20)
-
-enum { REQUEST = 1, REPLY = 2 }; /* member to rank 0, rank 0 to member */
-
-struct head {
-    uint64_t team, call, bytes; /* bytes: of one rank, compared */
-    uint64_t payload;           /* bytes that follow */
-    int32_t kind, status;       /* a reply that is an error: the text follows instead of data */
-    char what[WHAT_BYTES];
-};
 
 /* ---- create and destroy --------------------------------------------------------------------- */
 
@@ -54,6 +33,7 @@ cof_status cofi_team_make(cof_world *w, const int *ranks, int n, uint64_t tag, c
     pthread_mutex_lock(&w->lock);
     t->next = w->teams;
     w->teams = t;
+    w->n_holders++;
     pthread_mutex_unlock(&w->lock);
     *team_out = t;
     return COF_OK;
@@ -81,6 +61,7 @@ cof_status cof_team_create(cof_world *w, const int *ranks, int n, uint64_t tag, 
     COF_FAIL_IF(!w, COF_ERR_INVALID, "world: NULL");
     COF_FAIL_IF(!team_out, COF_ERR_INVALID, "team_out: NULL");
     *team_out = NULL;
+    COF_TRY(cofi_world_usable(w));
     COF_TRY(check_members(w, ranks, n));
     cof_team *t;
     COF_TRY(cofi_team_make(w, ranks, n, tag, &t));
@@ -106,6 +87,7 @@ void cof_team_destroy(cof_team *t)
             break;
         }
     pthread_mutex_unlock(&t->world->lock);
+    cofi_world_release(t->world);
     free(t->world_rank);
     free(t);
 }
@@ -118,6 +100,83 @@ int cof_team_rank(const cof_team *t)
 int cof_team_size(const cof_team *t)
 {
     return t->n_ranks;
+}
+
+/* ---- split ---------------------------------------------------------------------------------- */
+
+struct split_vote {
+    int32_t inner, status;
+};
+
+/* Consecutive ranks of the team are `stride` apart in the parent, from `first` on. */
+static cof_status make_part(cof_team *parent, int first, int stride, int n, uint64_t tag,
+                            cof_team **team_out)
+{
+    int *ranks = malloc((size_t)n * sizeof *ranks);
+    COF_FAIL_IF(!ranks, COF_ERR_NOMEM, "team of %d: no memory", n);
+    for (int i = 0; i < n; i++)
+        ranks[i] = parent->world_rank[first + i * stride];
+    cof_status status = cofi_team_make(parent->world, ranks, n, tag, team_out);
+    free(ranks);
+    return status;
+}
+
+/* Local. The number of the parent's collective call tells this split from others. */
+static cof_status make_parts(cof_team *t, int inner, cof_team **inner_out, cof_team **outer_out)
+{
+    COF_FAIL_IF(inner < 1 || t->n_ranks % inner, COF_ERR_INVALID,
+                "inner = %d: wanted a divisor of the team's size, %d", inner, t->n_ranks);
+    uint64_t tag = cofi_hash_u64(cofi_hash_u64(COFI_HASH_SEED, t->id), t->n_calls);
+    COF_TRY(make_part(t, t->rank - t->rank % inner, 1, inner, cofi_hash_u64(tag, 1), inner_out));
+    return make_part(t, t->rank % inner, inner, t->n_ranks / inner, cofi_hash_u64(tag, 2),
+                     outer_out);
+}
+
+/* The same verdict on all ranks; `own` keeps its text on the rank that found it. */
+static cof_status compare_split(const cof_team *t, const struct split_vote *votes, cof_status own)
+{
+    for (int i = 1; i < t->n_ranks; i++)
+        COF_FAIL_IF(votes[i].inner != votes[0].inner, COF_ERR_MISMATCH,
+                    "inner = %d on rank %d, %d on rank %d", votes[0].inner, t->world_rank[0],
+                    votes[i].inner, t->world_rank[i]);
+    for (int i = 0; i < t->n_ranks && own == COF_OK; i++)
+        COF_FAIL_IF(votes[i].status != COF_OK, (cof_status)votes[i].status,
+                    "team split: rank %d: %s", t->world_rank[i],
+                    cof_status_text((cof_status)votes[i].status));
+    return own;
+}
+
+static cof_status split(cof_team *t, int inner, cof_team **inner_out, cof_team **outer_out)
+{
+    struct split_vote *votes = calloc((size_t)t->n_ranks, sizeof *votes);
+    COF_FAIL_IF(!votes, COF_ERR_NOMEM, "team split: no memory");
+    cof_status own = make_parts(t, inner, inner_out, outer_out);
+    char text[COFI_ERROR_TEXT_BYTES];
+    memcpy(text, cof_last_error(), sizeof text);
+    struct split_vote mine = {inner, own};
+    cof_status status = cofi_team_exchange(t, "team split", &mine, votes, sizeof mine);
+    if (status == COF_OK) {
+        cofi_fail_text(own, text);
+        status = compare_split(t, votes, own);
+    }
+    free(votes);
+    return status;
+}
+
+cof_status cof_team_split(cof_team *t, int inner, cof_team **inner_out, cof_team **outer_out)
+{
+    COF_FAIL_IF(!t, COF_ERR_INVALID, "team: NULL");
+    COF_FAIL_IF(!inner_out, COF_ERR_INVALID, "inner_out: NULL");
+    COF_FAIL_IF(!outer_out, COF_ERR_INVALID, "outer_out: NULL");
+    *inner_out = *outer_out = NULL;
+    COF_TRY(cofi_team_status(t));
+    cof_status status = split(t, inner, inner_out, outer_out);
+    if (status != COF_OK) {
+        cof_team_destroy(*inner_out);
+        cof_team_destroy(*outer_out);
+        *inner_out = *outer_out = NULL;
+    }
+    return status;
 }
 
 /* ---- failure -------------------------------------------------------------------------------- */
@@ -135,17 +194,17 @@ void cofi_team_abort(cof_team *t, cof_status status, int world_rank, const char 
 
 cof_status cofi_team_status(cof_team *t)
 {
+    COF_TRY(cofi_world_usable(t->world));
     int status = atomic_load_explicit(&t->status, memory_order_acquire);
-    if (status == COF_OK)
+    if (status >= COF_OK) /* 1: its text is being written on another thread; it fails next time */
         return COF_OK;
-    if (status > 0) /* its text is being written on another thread */
-        return COF_FAIL(COF_ERR_PEER_DEAD, "the team has just failed");
     return cofi_fail_text((cof_status)status, t->text);
 }
 
 cof_status cof_team_query(cof_team *t)
 {
     COF_FAIL_IF(!t, COF_ERR_INVALID, "team: NULL");
+    COF_TRY(cofi_world_usable(t->world));
     cofi_world_poll(t->world);
     COF_TRY(cofi_team_status(t));
     for (int i = 0; i < t->n_ranks; i++)
@@ -157,305 +216,4 @@ cof_status cof_team_query(cof_team *t)
         first = cofi_arena_look(a);
     pthread_mutex_unlock(&t->world->lock);
     return first;
-}
-
-/* ---- exchange ------------------------------------------------------------------------------- */
-
-static int socket_of(const cof_team *t, int rank)
-{
-    return t->world->socket[t->world_rank[rank]];
-}
-
-static cof_status peer_error(cof_team *t, const char *what, int rank, cof_status status)
-{
-    int r = t->world_rank[rank];
-    if (cofi_team_status(t) != COF_OK)
-        return cofi_team_status(t);
-    if (status == COF_ERR_TIMEOUT)
-        return COF_FAIL(status, "%s: rank %d%s did not come within %g s; rank %d waited for it",
-                        what, r,
-                        rank == 0 && t->n_ranks > 2 ? ", or a rank that it waits for," : "",
-                        t->world->init_timeout, t->world->rank);
-    if (status == COF_ERR_PEER_DEAD)
-        return COF_FAIL(status, "%s: rank %d (process %d) is gone; rank %d waited for it", what, r,
-                        t->world->hello[r].pid, t->world->rank);
-    return COF_FAIL(status, "%s: socket to rank %d failed", what, r);
-}
-
-static cof_status check_head(const cof_team *t, const struct head *own, const struct head *h,
-                             int rank)
-{
-    int r = t->world_rank[rank];
-    COF_FAIL_IF(strncmp(h->what, own->what, WHAT_BYTES), COF_ERR_MISMATCH,
-                "rank %d is in \"%.15s\" while rank %d is in \"%.15s\"", r, h->what, t->world->rank,
-                own->what);
-    COF_FAIL_IF(
-        h->team != own->team, COF_ERR_MISMATCH,
-        "%.15s: rank %d calls it on another team (other members, order or tag) than rank %d",
-        own->what, r, t->world->rank);
-    COF_FAIL_IF(h->call != own->call, COF_ERR_MISMATCH,
-                "%.15s: it is collective call %llu of the team on rank %d, call %llu on rank %d",
-                own->what, (unsigned long long)h->call, r, (unsigned long long)own->call,
-                t->world->rank);
-    COF_FAIL_IF(h->bytes != own->bytes, COF_ERR_MISMATCH,
-                "%.15s: bytes = %llu on rank %d, %llu on %d", own->what,
-                (unsigned long long)h->bytes, r, (unsigned long long)own->bytes, t->world->rank);
-    return COF_OK;
-}
-
-/* Waits for the peer's message in slices, and looks at all ranks of the world in between: the death
- * of any member ends the exchange, whomever it waits for. */
-static cof_status await_message(cof_team *t, int rank, int64_t deadline)
-{
-    for (;;) {
-        int64_t slice = cofi_now() + 200000000;
-        cof_status status = cofi_link_wait(socket_of(t, rank), slice < deadline ? slice : deadline);
-        if (status != COF_ERR_TIMEOUT || cofi_now() >= deadline)
-            return status;
-        cofi_world_poll(t->world);
-        COF_TRY(cofi_team_status(t));
-    }
-}
-
-static cof_status skip(int socket, uint64_t bytes, int64_t deadline)
-{
-    char scrap[1024];
-    cof_status status = COF_OK;
-    for (; bytes > 0 && status == COF_OK; bytes -= bytes < sizeof scrap ? bytes : sizeof scrap)
-        status = cofi_link_recv(socket, scrap, bytes < sizeof scrap ? bytes : sizeof scrap,
-                                deadline);
-    return status;
-}
-
-/* The next message of this kind that is not stale. With `fd_out` it brings a descriptor (-1 when
- * there was none to be had for it). Writes no text, but for a message of the other kind. */
-static cof_status read_head(cof_team *t, int rank, int kind, struct head *h, int *fd_out,
-                            int64_t deadline)
-{
-    struct cofi_stale *stale = &t->world->stale[t->world_rank[rank]];
-    for (;;) {
-        COF_TRY(await_message(t, rank, deadline));
-        COF_TRY(fd_out ? cofi_link_recv_fd(socket_of(t, rank), fd_out, h, sizeof *h, deadline)
-                       : cofi_link_recv(socket_of(t, rank), h, sizeof *h, deadline));
-        int *n_stale = h->kind == REQUEST ? &stale->requests : &stale->replies;
-        if (*n_stale == 0 && h->kind == kind)
-            return COF_OK;
-        if (fd_out && *fd_out >= 0)
-            close(*fd_out);
-        COF_TRY(skip(socket_of(t, rank), h->payload, deadline));
-        COF_FAIL_IF(*n_stale == 0, COF_ERR_MISMATCH,
-                    "rank %d is in \"%.15s\" of another team, which rank %d is not in",
-                    t->world_rank[rank], h->what, t->world->rank);
-        --*n_stale;
-    }
-}
-
-static cof_status receive_request(cof_team *t, const struct head *own, int rank, void *dst,
-                                  int64_t deadline)
-{
-    struct head h;
-    cof_status status = read_head(t, rank, REQUEST, &h, NULL, deadline);
-    if (status != COF_OK) { /* its request is still to come, and is answered by the error */
-        t->world->stale[t->world_rank[rank]].requests += status != COF_ERR_PEER_DEAD;
-        return status == COF_ERR_MISMATCH ? status : peer_error(t, own->what, rank, status);
-    }
-    status = check_head(t, own, &h, rank);
-    if (status != COF_OK) {
-        skip(socket_of(t, rank), h.payload, deadline);
-        return status;
-    }
-    status = cofi_link_recv(socket_of(t, rank), dst, own->bytes, deadline);
-    return status == COF_OK ? COF_OK : peer_error(t, own->what, rank, status);
-}
-
-/* Rank 0 tells its error to everyone it can reach; members from n_heard on are answered unheard. */
-static void reply_error(cof_team *t, struct head head, cof_status status, int n_heard)
-{
-    char text[COFI_ERROR_TEXT_BYTES];
-    snprintf(text, sizeof text, "%s", cof_last_error());
-    head.kind = REPLY;
-    head.status = status;
-    head.payload = sizeof text;
-    for (int i = 1; i < t->n_ranks; i++) {
-        int64_t soon = cofi_now() + GRACE_NS / 10;
-        t->world->stale[t->world_rank[i]].requests += i >= n_heard;
-        if (cofi_link_send(socket_of(t, i), &head, sizeof head, soon) == COF_OK)
-            cofi_link_send(socket_of(t, i), text, sizeof text, soon);
-    }
-    cofi_fail_text(status, text);
-}
-
-static cof_status exchange_rank0(cof_team *t, struct head head, char *dst, int64_t deadline)
-{
-    for (int i = 1; i < t->n_ranks; i++) {
-        cof_status status = receive_request(t, &head, i, dst + (size_t)i * head.bytes, deadline);
-        if (status != COF_OK) {
-            reply_error(t, head, status, i + 1);
-            return status;
-        }
-    }
-    head.kind = REPLY;
-    head.payload = (uint64_t)t->n_ranks * head.bytes;
-    cof_status first = COF_OK;
-    for (int i = 1; i < t->n_ranks; i++) { /* to all that can be reached, whoever cannot */
-        cof_status status = cofi_link_send(socket_of(t, i), &head, sizeof head, deadline);
-        if (status == COF_OK)
-            status = cofi_link_send(socket_of(t, i), dst, head.payload, deadline);
-        if (status != COF_OK && first == COF_OK)
-            first = peer_error(t, head.what, i, status);
-    }
-    return first;
-}
-
-static cof_status exchange_member(cof_team *t, struct head own, const void *src, char *dst,
-                                  int64_t deadline)
-{
-    struct head h;
-    int64_t patience = deadline == COFI_NEVER ? COFI_NEVER : deadline + GRACE_NS;
-    int fd = socket_of(t, 0);
-    own.kind = REQUEST;
-    own.payload = own.bytes;
-    cof_status status = cofi_link_send(fd, &own, sizeof own, deadline);
-    if (status == COF_OK)
-        status = cofi_link_send(fd, src, own.bytes, deadline);
-    /* A rank 0 that has hung up may have left its error before: read on. */
-    if (status == COF_OK || status == COF_ERR_PEER_DEAD)
-        status = read_head(t, 0, REPLY, &h, NULL, patience);
-    if (status != COF_OK) {
-        t->world->stale[t->world_rank[0]].replies += status != COF_ERR_PEER_DEAD;
-        return status == COF_ERR_MISMATCH ? status : peer_error(t, own.what, 0, status);
-    }
-    if (h.status != COF_OK) {
-        char text[COFI_ERROR_TEXT_BYTES] = "";
-        cofi_link_recv(fd, text, sizeof text, cofi_now() + GRACE_NS);
-        text[sizeof text - 1] = '\0';
-        return cofi_fail_text((cof_status)h.status, text);
-    }
-    status = check_head(t, &own, &h, 0);
-    if (status != COF_OK) {
-        skip(fd, h.payload, patience);
-        return status;
-    }
-    status = cofi_link_recv(fd, dst, h.payload, patience);
-    return status == COF_OK ? COF_OK : peer_error(t, own.what, 0, status);
-}
-
-static struct head next_head(cof_team *t, const char *what, size_t bytes)
-{
-    struct head head = {.team = t->id, .call = t->n_calls++, .bytes = bytes};
-    snprintf(head.what, sizeof head.what, "%s", what);
-    return head;
-}
-
-cof_status cofi_team_exchange(cof_team *t, const char *what, const void *src, void *dst,
-                              size_t bytes)
-{
-    COF_TRY(cofi_team_status(t));
-    struct head head = next_head(t, what, bytes);
-    int64_t deadline = cofi_deadline(t->world->init_timeout);
-    memcpy((char *)dst + (size_t)t->rank * bytes, src, bytes);
-    if (t->n_ranks == 1)
-        return COF_OK;
-    cof_status status = t->rank == 0 ? exchange_rank0(t, head, dst, deadline)
-                                     : exchange_member(t, head, src, dst, deadline);
-    if (status != COF_OK)
-        cofi_team_abort(t, status, -1, cof_last_error());
-    return status;
-}
-
-cof_status cof_team_barrier(cof_team *t)
-{
-    COF_FAIL_IF(!t, COF_ERR_INVALID, "team: NULL");
-    char dst[1];
-    return cofi_team_exchange(t, "barrier", "", dst, 0);
-}
-
-cof_status cof_team_allgather(cof_team *t, const void *src, void *dst, size_t bytes)
-{
-    COF_FAIL_IF(!t, COF_ERR_INVALID, "team: NULL");
-    COF_FAIL_IF(bytes && (!src || !dst), COF_ERR_INVALID, "%s: NULL", src ? "dst" : "src");
-    COF_FAIL_IF(bytes > MAX_EXCHANGE_BYTES, COF_ERR_INVALID, "bytes = %zu: wanted at most %zu",
-                bytes, MAX_EXCHANGE_BYTES);
-    return cofi_team_exchange(t, "allgather", src, dst, bytes);
-}
-
-/* ---- agreement ------------------------------------------------------------------------------ */
-
-struct vote {
-    int32_t status;
-    char text[COFI_ERROR_TEXT_BYTES];
-};
-
-cof_status cofi_team_agree(cof_team *t, const char *what, cof_status own)
-{
-    struct vote mine = {.status = own};
-    if (own != COF_OK)
-        snprintf(mine.text, sizeof mine.text, "%s", cof_last_error());
-    int32_t *statuses = calloc((size_t)t->n_ranks, sizeof *statuses);
-    COF_FAIL_IF(!statuses, COF_ERR_NOMEM, "%s: no memory", what);
-    cof_status status = cofi_team_exchange(t, what, &mine.status, statuses, sizeof mine.status);
-    bool all_fine = true;
-    for (int i = 0; i < t->n_ranks; i++)
-        all_fine &= statuses[i] == COF_OK;
-    free(statuses);
-    if (status != COF_OK || all_fine)
-        return status;
-    struct vote *votes = calloc((size_t)t->n_ranks, sizeof *votes);
-    COF_FAIL_IF(!votes, COF_ERR_NOMEM, "%s: no memory", what);
-    status = cofi_team_exchange(t, what, &mine, votes, sizeof mine);
-    for (int i = 0; i < t->n_ranks && status == COF_OK; i++)
-        if (votes[i].status != COF_OK) {
-            votes[i].text[sizeof votes[i].text - 1] = '\0';
-            status = own != COF_OK ? cofi_fail_text(own, mine.text)
-                                   : COF_FAIL((cof_status)votes[i].status, "on rank %d: %s",
-                                              t->world_rank[i], votes[i].text);
-        }
-    free(votes);
-    return status;
-}
-
-static cof_status hand_over_fd(cof_team *t, struct head head, int fd, int *fd_out)
-{
-    int64_t deadline = cofi_deadline(t->world->init_timeout);
-    *fd_out = t->rank == 0 ? fd : -1;
-    head.kind = REPLY;
-    cof_status first = COF_OK;
-    for (int i = 1; t->rank == 0 && i < t->n_ranks; i++) {
-        cof_status status = cofi_link_send_fd(socket_of(t, i), fd, &head, sizeof head, deadline);
-        if (status != COF_OK && first == COF_OK)
-            first = peer_error(t, head.what, i, status);
-    }
-    if (t->rank == 0)
-        return first;
-    struct head h;
-    cof_status status = read_head(t, 0, REPLY, &h, fd_out, deadline);
-    if (status != COF_OK) {
-        t->world->stale[t->world_rank[0]].replies += status != COF_ERR_PEER_DEAD;
-        return status == COF_ERR_MISMATCH ? status : peer_error(t, head.what, 0, status);
-    }
-    status = check_head(t, &head, &h, 0);
-    if (status != COF_OK && *fd_out >= 0) {
-        close(*fd_out);
-        *fd_out = -1;
-    }
-    return status;
-}
-
-cof_status cofi_team_bcast_fd(cof_team *t, int fd, int *fd_out)
-{
-    COF_TRY(cofi_team_status(t));
-    cof_status status = hand_over_fd(t, next_head(t, "memory hand-over", 0), fd, fd_out);
-    if (status != COF_OK)
-        cofi_team_abort(t, status, -1, cof_last_error());
-    return status;
-}
-
-cof_status cofi_team_bcast_pointer(cof_team *t, void *pointer, void **pointer_out)
-{
-    void **all = calloc((size_t)t->n_ranks, sizeof *all);
-    COF_FAIL_IF(!all, COF_ERR_NOMEM, "memory hand-over: no memory");
-    cof_status status = cofi_team_exchange(t, "memory hand-over", &pointer, all, sizeof pointer);
-    *pointer_out = all[0];
-    free(all);
-    return status;
 }

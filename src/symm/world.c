@@ -14,6 +14,7 @@
 #include "core/log.h"
 #include "core/sized.h"
 #include "symm/engine.h"
+#include "symm/fork.h"
 #include "symm/symm.h"
 
 /* ---- options -------------------------------------------------------------------------------- */
@@ -203,7 +204,12 @@ cof_status cof_world_create(const cof_world_options *options, cof_world **world_
     cof_world *w = calloc(1, sizeof *w);
     COF_FAIL_IF(!w, COF_ERR_NOMEM, "world: no memory");
     pthread_mutex_init(&w->lock, NULL);
-    cof_status status = read_options(w, options);
+    w->n_holders = 1;
+    cof_status status = cofi_process_this(&w->made_by);
+    if (status == COF_OK)
+        status = cofi_fork_add_world(w);
+    if (status == COF_OK)
+        status = read_options(w, options);
     if (status == COF_OK)
         status = join(w);
     if (status != COF_OK) {
@@ -219,23 +225,53 @@ cof_status cof_world_create(const cof_world_options *options, cof_world **world_
     return COF_OK;
 }
 
+/* A world that is only half made says no bye: its peers read something else at that point. */
+static void close_sockets(cof_world *w, bool is_made)
+{
+    for (int r = 0; w->socket && r < w->n_ranks; r++)
+        if (w->socket[r] >= 0) {
+            if (is_made)
+                cofi_link_say_bye(w->socket[r]);
+            cofi_link_close(w->socket[r]);
+            w->socket[r] = -1;
+        }
+}
+
 void cof_world_destroy(cof_world *w)
 {
     if (!w)
         return;
+    bool is_made = w->stream != NULL;
+    atomic_store(&w->is_destroyed, true);
     cofi_cpu_stream_close(w->stream);
     cof_team_destroy(w->team);
-    for (int r = 0; w->socket && r < w->n_ranks; r++)
-        if (w->socket[r] >= 0) {
-            cofi_link_say_bye(w->socket[r]); /* also where a child of this process holds it too */
-            close(w->socket[r]);
-        }
+    if (cofi_process_is_this(&w->made_by)) /* else they are closed, and their numbers used again */
+        close_sockets(w, is_made);
+    cofi_world_release(w);
+}
+
+void cofi_world_release(cof_world *w)
+{
+    pthread_mutex_lock(&w->lock);
+    int left = --w->n_holders;
+    pthread_mutex_unlock(&w->lock);
+    if (left > 0)
+        return;
+    cofi_fork_remove_world(w);
     pthread_mutex_destroy(&w->lock);
     free(w->socket);
     free(w->hello);
     free((void *)w->state);
     free(w->stale);
     free(w);
+}
+
+cof_status cofi_world_usable(const cof_world *w)
+{
+    COF_TRY(cofi_process_check(&w->made_by, "world"));
+    COF_FAIL_IF(atomic_load_explicit(&w->is_destroyed, memory_order_relaxed), COF_ERR_INVALID,
+                "team: its world has been destroyed");
+    return COF_OK;
 }
 
 int cof_world_rank(const cof_world *w)
@@ -278,9 +314,9 @@ void cofi_world_poll(cof_world *w)
         if (w->socket[r] < 0 || atomic_load(&w->state[r]) != COFI_PEER_ALIVE ||
             !cofi_link_hung_up(w->socket[r]))
             continue;
+        bool left = cofi_link_said_bye(w->socket[r]);
         pthread_mutex_lock(&w->lock);
         if (atomic_load(&w->state[r]) == COFI_PEER_ALIVE) {
-            bool left = cofi_link_said_bye(w->socket[r]);
             if (!left)
                 end_teams_of(w, r);
             atomic_store(&w->state[r], left ? COFI_PEER_LEFT : COFI_PEER_DEAD);

@@ -17,6 +17,7 @@
 #include <string.h>
 
 #include "core/error.h"
+#include "core/process.h"
 #include "core/wait.h"
 
 struct call {
@@ -52,6 +53,7 @@ struct cofi_cpu_stream {
     void *task_arg;
 
     struct cofi_cpu_stream_options options;
+    struct cofi_process made_by;
     _Atomic int n_started;  /* threads whose start is decided */
     _Atomic int start_status;
     struct counter started;
@@ -248,7 +250,9 @@ cof_status cofi_cpu_stream_open(const struct cofi_cpu_stream_options *options,
     COF_FAIL_IF(!s, COF_ERR_NOMEM, "stream: no memory for %zu bytes", bytes);
     memset(s, 0, bytes);
     s->options = *options;
-    cof_status status = create_threads(s);
+    cof_status status = cofi_process_this(&s->made_by);
+    if (status == COF_OK)
+        status = create_threads(s);
     if (status != COF_OK) {
         char text[COFI_ERROR_TEXT_BYTES];
         memcpy(text, cof_last_error(), sizeof text);
@@ -259,10 +263,21 @@ cof_status cofi_cpu_stream_open(const struct cofi_cpu_stream_options *options,
     return COF_OK;
 }
 
+static void free_copy_in_child(struct cofi_cpu_stream *s)
+{
+    for (int i = 0; i < s->n_threads; i++)
+        free(s->threads[i].worker.scratch);
+    free(s);
+}
+
 void cofi_cpu_stream_close(struct cofi_cpu_stream *s)
 {
     if (!s)
         return;
+    if (!cofi_process_is_this(&s->made_by)) {
+        free_copy_in_child(s);
+        return;
+    }
     /* Closing is told by a change of the words the threads sleep on, after all calls have run. */
     if (s->n_threads > 0)
         cofi_cpu_stream_sync(s);
@@ -272,6 +287,11 @@ void cofi_cpu_stream_close(struct cofi_cpu_stream *s)
     for (int i = 0; i < s->n_threads; i++)
         pthread_join(s->threads[i].id, NULL);
     free(s);
+}
+
+cof_status cofi_cpu_stream_check(const struct cofi_cpu_stream *s)
+{
+    return cofi_process_check(&s->made_by, "stream");
 }
 
 int cofi_cpu_stream_threads(const struct cofi_cpu_stream *s)

@@ -39,8 +39,12 @@ struct cofi_cpu_stream_options {
 
 cof_status cofi_cpu_stream_open(const struct cofi_cpu_stream_options *options,
                                 struct cofi_cpu_stream **stream_out);
-/* Ends the threads after the queued calls have run; NULL is fine. */
+/* Ends the threads after the queued calls have run; NULL is fine. In a child of fork, where there
+ * are no threads: frees the memory, but for what a thread's matrix products held. */
 void cofi_cpu_stream_close(struct cofi_cpu_stream *stream);
+
+/* COF_ERR_INVALID in a child of the process that opened it: nothing but close is possible there. */
+cof_status cofi_cpu_stream_check(const struct cofi_cpu_stream *stream);
 
 int cofi_cpu_stream_threads(const struct cofi_cpu_stream *stream);
 

@@ -51,8 +51,27 @@ static cof_status choose(void)
     return COF_OK;
 }
 
+static void lock_choice(void)
+{
+    pthread_mutex_lock(&choice.mutex);
+}
+
+static void unlock_choice(void)
+{
+    pthread_mutex_unlock(&choice.mutex);
+}
+
+/* A child of fork finds the mutex free, and oneDNN not half loaded. */
+static void register_fork_handlers(void)
+{
+    if (pthread_atfork(lock_choice, unlock_choice, unlock_choice) != 0)
+        cofi_log(COFI_LOG_PROCESS, "gemm: no memory for fork handlers");
+}
+
 cof_status cofi_gemm_init(void)
 {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, register_fork_handlers);
     pthread_mutex_lock(&choice.mutex);
     if (!choice.is_made) {
         choice.status = choose();
