@@ -186,7 +186,8 @@ void cof_arena_destroy(cof_arena *a)
             break;
         }
     pthread_mutex_unlock(&a->team->world->lock);
-    a->ops->unmap(a);
+    if (cofi_process_is_this(&a->team->world->made_by)) /* a child of fork has nothing mapped */
+        a->ops->unmap(a);
     release(a);
 }
 
@@ -258,6 +259,7 @@ size_t cof_arena_bytes(const cof_arena *a)
 cof_status cof_arena_view(cof_arena *a, cof_arena_pointers *pointers)
 {
     COF_FAIL_IF(!a, COF_ERR_INVALID, "arena: NULL");
+    COF_TRY(cofi_world_usable(a->team->world));
     COF_FAIL_IF(!pointers, COF_ERR_INVALID, "pointers: NULL");
     COF_FAIL_IF(pointers->size < COFI_SIZE_THROUGH(cof_arena_pointers, word_stride),
                 COF_ERR_INVALID, "pointers->size = %zu: wanted %zu", pointers->size,

@@ -23,8 +23,8 @@ static size_t place(const cof_arena *a, int word, int peer)
 
 static cof_status look(cof_arena *a)
 {
-    COF_TRY(cofi_arena_look(a));
-    return cofi_team_status(a->team);
+    COF_TRY(cofi_team_status(a->team));
+    return cofi_arena_look(a);
 }
 
 static cof_status run_put(struct cofi_cpu_stream *s, const void *args)
