@@ -33,10 +33,14 @@ typedef enum cof_engine {
 /**
  * Options of cof_world_create. Zero means default everywhere.
  *
- * With n_ranks = 0 rank and size come from the environment: the variables that `cofuse launch` and
- * `cofuse run` set, else a world of one. With n_ranks >= 1 they are explicit: `rank` is this rank
- * and `job` a text that is the same on all ranks of this world and that no other world of the same
- * user on this host uses at the same time.
+ * With n_ranks = 0 rank, size and job come from the environment: the variables of `cofuse launch`
+ * and `cofuse run`, of torchrun, Open MPI, PMI (MPICH, srun) or Slurm, the first that is there; a
+ * world of one without any. The n-th world that a process makes so meets the n-th of the others.
+ *
+ * With n_ranks >= 1 they are explicit: `rank` is this rank and `job` a text that is the same on all
+ * ranks of this world and that no other world of the same user on this host uses at the same time.
+ *
+ * In every form all ranks are on one host, in one network namespace.
  */
 typedef struct cof_world_options {
     size_t size;         /* sizeof(cof_world_options) */
@@ -61,7 +65,8 @@ typedef struct cof_world_options {
  * On success *world_out owns sockets to the other ranks, one CPU stream and its threads. On failure
  * *world_out is NULL and nothing is left.
  *
- * COF_ERR_INVALID      an option breaks its rule (named in the text)
+ * COF_ERR_INVALID      an option or a launcher's variable breaks its rule (named in the text)
+ * COF_ERR_UNSUPPORTED  ranks are on several hosts, or in several network namespaces
  * COF_ERR_MISMATCH     ranks disagree in size, engine or library version, or two have one rank
  * COF_ERR_TIMEOUT      ranks did not arrive in time (the text names them)
  * COF_ERR_PEER_DEAD    a rank went away while joining

@@ -14,6 +14,7 @@
 #include "core/log.h"
 #include "core/sized.h"
 #include "symm/engine.h"
+#include "symm/launcher.h"
 #include "symm/symm.h"
 
 /* ---- options -------------------------------------------------------------------------------- */
@@ -21,25 +22,19 @@
 static cof_status identity_from_environment(cof_world *w)
 {
     static atomic_int n_worlds; /* of this process, made from the environment */
-    int64_t size = cofi_config_int(COFI_VAR_SIZE), rank = cofi_config_int(COFI_VAR_RANK);
-    COF_FAIL_IF(size < 1 || size > INT16_MAX, COF_ERR_INVALID,
-                "variable COFUSE_SIZE = %lld: wanted 1 .. %d", (long long)size, INT16_MAX);
-    COF_FAIL_IF(rank >= size, COF_ERR_INVALID, "variable COFUSE_RANK = %lld: wanted 0 .. %lld",
-                (long long)rank, (long long)size - 1);
-    w->n_ranks = (int)size;
-    w->rank = (int)rank;
-    if (size == 1)
+    struct cofi_identity id;
+    COF_TRY(cofi_launcher_identity(&id));
+    w->n_ranks = id.n_ranks;
+    w->rank = id.rank;
+    if (id.n_ranks == 1)
         return COF_OK;
-    const char *job = cofi_config_text(COFI_VAR_JOB), *fds = cofi_config_text(COFI_VAR_FDS);
     int ordinal = atomic_fetch_add(&n_worlds, 1);
-    if (ordinal == 0 && *fds)
+    if (ordinal == 0 && id.has_sockets)
         return COF_OK; /* job stays "": the inherited sockets */
-    COF_FAIL_IF(
-        !*job, COF_ERR_INVALID,
-        "variable COFUSE_SIZE = %lld, but neither COFUSE_FDS nor COFUSE_JOB is set: start the "
-        "ranks with `cofuse launch`, or give rank, n_ranks and job",
-        (long long)size);
-    snprintf(w->job, sizeof w->job, "%.64s#%d", job, ordinal);
+    COF_FAIL_IF(!*id.job, COF_ERR_INVALID,
+                "variable COFUSE_FDS is for the first world of a process; this is world %d and "
+                "wants COFUSE_JOB, the same on all ranks", ordinal + 1);
+    snprintf(w->job, sizeof w->job, "%s#%d", id.job, ordinal);
     return COF_OK;
 }
 
