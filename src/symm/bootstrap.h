@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* The part of the bootstrap that finds rank 0: the address where ranks meet that have no socket
- * yet. */
+/* Parts of the bootstrap: the address where ranks meet that have no socket yet, and the caller's
+ * all-gather that names it. */
 #ifndef COFI_BOOTSTRAP_H
 #define COFI_BOOTSTRAP_H
 
@@ -37,5 +37,25 @@ void cofi_listener_close(struct cofi_listener *listener);
 
 /* Any other rank: world->socket[0], as soon as rank 0 listens. */
 cof_status cofi_connect_to_rank0(cof_world *world, int64_t deadline);
+
+/* ---- bootstrap_allgather.c ---- */
+
+typedef int (*cofi_allgather_fn)(void *ctx, const void *src, void *dst, size_t bytes);
+
+/* What ranks exchange through the caller's all-gather. The size is for all versions. */
+struct cofi_record {
+    uint64_t magic;
+    uint32_t version;
+    int32_t rank, n_ranks;
+    int32_t status;    /* this rank's own, of its other options */
+    uint32_t user, unused;
+    uint64_t boot, net; /* hashes of the boot id and of the network namespace: the host */
+    uint8_t token[16]; /* random; rank 0's names the address */
+};
+
+/* Fills world->job. `own`: what this rank found in its other options, so that an error of one rank
+ * becomes an error of all. */
+cof_status cofi_bootstrap_allgather(cof_world *world, cofi_allgather_fn allgather, void *ctx,
+                                    cof_status own);
 
 #endif
