@@ -336,10 +336,51 @@ static void test_rank0_killed_while_running(void)
     }
 }
 
+/* Two worlds at once from one environment: rank 1 comes to the second when it may. */
+static int two_worlds(int rank, const char *job, int may_go_fd)
+{
+    char settings[120], byte;
+    snprintf(settings, sizeof settings, "COFUSE_RANK=%d COFUSE_SIZE=2 COFUSE_JOB=%s ", rank, job);
+    set_environment(settings);
+    cof_world *first, *second;
+    if (cof_world_create(NULL, &first) != COF_OK)
+        return OTHER;
+    if (rank == 1 && read(may_go_fd, &byte, 1) != 1)
+        return OTHER;
+    if (cof_world_create(NULL, &second) != COF_OK)
+        return OTHER;
+    cof_status status = cof_team_barrier(cof_world_team(second));
+    if (status == COF_OK)
+        status = cof_team_barrier(cof_world_team(first));
+    cof_world_destroy(second);
+    cof_world_destroy(first);
+    return status == COF_OK ? JOINED : OTHER;
+}
+
+static void test_worlds_are_numbered(void)
+{
+    char job[64], second[80];
+    int may_go[2];
+    snprintf(job, sizeof job, "numbered-%d", (int)getpid());
+    snprintf(second, sizeof second, "cofuse:%s#1", job);
+    CHECK(pipe(may_go) == 0, "pipe");
+    pid_t rank0 = start(0, job, may_go[0], two_worlds);
+    pid_t rank1 = start(1, job, may_go[0], two_worlds);
+    for (int i = 0; i < 3000 && sockets_of(second) < 1; i++)
+        usleep(10000);
+    CHECK(sockets_of(second) >= 1, "rank 0 does not listen for world 1");
+    CHECK(write(may_go[1], "g", 1) == 1, "pipe");
+    int end0 = end_of(rank0), end1 = end_of(rank1);
+    CHECK(end0 == JOINED && end1 == JOINED, "rank 0: %d, rank 1: %d", end0, end1);
+    close(may_go[0]);
+    close(may_go[1]);
+}
+
 int main(void)
 {
     test_rank0_killed_while_joining(); /* processes first: no thread has been started yet */
     test_rank0_killed_while_running();
+    test_worlds_are_numbered();
     test_precedence();
     test_batch_shell_is_alone();
     test_job_names();
