@@ -2,10 +2,12 @@
 # SPDX-FileCopyrightText: The Cofuse authors
 # SPDX-License-Identifier: Apache-2.0
 #
-# Installs the Debian packages that the build and the tests need, where any is missing.
+# Installs the Debian packages that the build needs, where any is missing; `ci/setup.sh test` also
+# those of the tests alone: a launcher to start ranks by, and the checker of the models.
 set -euo pipefail
 
 packages=(gcc g++ make cmake ninja-build binutils libjansson-dev libdnnl2 libdlpack-dev)
+[ "${1:-}" != test ] || packages+=(openmpi-bin spin)
 
 if ! command -v dpkg >/dev/null || ! command -v apt-get >/dev/null; then
     for tool in gcc g++ make cmake ninja; do

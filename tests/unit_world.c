@@ -40,8 +40,10 @@ static void test_bad_options(void)
     CHECK_FAILS(cof_world_create(&o, &w), COF_ERR_INVALID, "COFUSE_TIMEOUT = \"soon\"");
     unsetenv("COFUSE_TIMEOUT");
     setenv("COFUSE_SIZE", "4", 1);
+    setenv("COFUSE_RANK", "1", 1);
     CHECK_FAILS(cof_world_create(NULL, &w), COF_ERR_INVALID, "COFUSE_SIZE = 4, but neither");
     unsetenv("COFUSE_SIZE");
+    unsetenv("COFUSE_RANK");
     CHECK(w == NULL, "a world came out");
 }
 

@@ -15,6 +15,7 @@
 #include "job.h"
 #include "ops/ops.h"
 #include "symm/engine.h"
+#include "symm/launcher.h"
 
 static const char usage[] =
     "usage: cofuse info [--env-markdown]\n"
@@ -108,6 +109,13 @@ static void print_machine(void)
     for (int i = 0; cofi_ops[i]; i++)
         printf("%s %s", i ? "," : "", cofi_ops[i]->name);
     printf("\n");
+    struct cofi_identity id;
+    if (cofi_launcher_identity(&id) != COF_OK)
+        printf("launcher     %s\n", cof_last_error());
+    else if (!id.launcher)
+        printf("launcher     none (a world of one)\n");
+    else
+        printf("launcher     %s, rank %d of %d\n", id.launcher, id.rank, id.n_ranks);
 }
 
 static void print_variables(void)

@@ -51,21 +51,33 @@ typedef enum cof_engine {
 /**
  * Options of cof_world_create. Zero means default everywhere.
  *
- * With n_ranks = 0 rank and size come from the environment: the variables that `cofuse launch` and
- * `cofuse run` set, else a world of one. With n_ranks >= 1 they are explicit: `rank` is this rank
- * and `job` a text that is the same on all ranks of this world and that no other world of the same
- * user on this host uses at the same time.
+ * With n_ranks = 0 rank, size and job come from the environment: the variables of `cofuse launch`
+ * and `cofuse run`, of torchrun, Open MPI, PMI (MPICH, srun) or Slurm, the first that is there; a
+ * world of one without any. The n-th world that a process makes so meets the n-th of the others.
+ *
+ * With n_ranks >= 1 they are explicit: `rank` is this rank and `job` a text that is the same on all
+ * ranks of this world and that no other world of the same user on this host uses at the same time.
+ *
+ * With n_ranks >= 2 and `allgather`, a function of the caller's takes the place of `job`: each
+ * rank's cof_world_create calls it exactly once, on the calling thread, to gather `bytes` bytes (64
+ * today) of every rank into `dst`, in rank order; it returns 0, or a value that ends the call with
+ * COF_ERR_SYSTEM. An MPI_Allgather, or the all-gather of any other runtime. While the callback
+ * waits, no deadline of ours can act.
+ *
+ * In every form all ranks are on one host, in one network namespace.
  */
 typedef struct cof_world_options {
     size_t size;         /* sizeof(cof_world_options) */
     int n_ranks;         /* 0: from the environment */
     int rank;            /* 0 .. n_ranks-1 */
-    const char *job;     /* required with n_ranks >= 2 */
+    const char *job;     /* required with n_ranks >= 2, unless there is a callback */
     cof_engine engine;   /* the same on all ranks */
     int n_threads;       /* threads per CPU stream; 0: COFUSE_THREADS, else cores / ranks */
     double init_timeout; /* seconds for every collective; 0: COFUSE_INIT_TIMEOUT, else 120 */
     double run_timeout;  /* seconds for every wait in a run; 0: COFUSE_TIMEOUT, else 600;
                             negative: none */
+    int (*allgather)(void *ctx, const void *src, void *dst, size_t bytes); /* NULL: `job` */
+    void *allgather_ctx; /* handed to it */
 } cof_world_options;
 #ifdef __cplusplus
 #define COF_WORLD_OPTIONS_INIT {sizeof(cof_world_options)}
@@ -79,11 +91,13 @@ typedef struct cof_world_options {
  * On success *world_out owns sockets to the other ranks, one CPU stream and its threads. On failure
  * *world_out is NULL and nothing is left.
  *
- * COF_ERR_INVALID      an option breaks its rule (named in the text)
+ * COF_ERR_INVALID      an option or a launcher's variable breaks its rule (named in the text)
+ * COF_ERR_UNSUPPORTED  ranks are on several hosts, or in several network namespaces
  * COF_ERR_MISMATCH     ranks disagree in size, engine or library version, or two have one rank
  * COF_ERR_TIMEOUT      ranks did not arrive in time (the text names them)
  * COF_ERR_PEER_DEAD    a rank went away while joining
- * COF_ERR_NOMEM, COF_ERR_SYSTEM
+ * COF_ERR_NOMEM
+ * COF_ERR_SYSTEM       also: the caller's all-gather returned an error
  */
 COF_API cof_status cof_world_create(const cof_world_options *options, cof_world **world_out);
 

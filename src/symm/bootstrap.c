@@ -3,7 +3,8 @@
 /* How the ranks of one host find each other.
  *
  *   1  Every rank gets a socket to rank 0: inherited from the launcher (COFUSE_FDS), or by an
- *      abstract unix address named by a hash of user and job, where rank 0 listens.
+ *      abstract unix address named by a hash of user and job, where rank 0 listens
+ *      (bootstrap_address.c).
  *   2  Every rank says hello; rank 0 checks that all are there and agree.
  *   3  Rank 0 hands a socketpair to every other pair of ranks, so that each sees each die.
  *   4  Rank 0 sends the table of hellos, or the error that all of them return.
@@ -13,22 +14,21 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/un.h>
-#include <unistd.h>
 
 #include "core/clock.h"
 #include "core/config.h"
 #include "core/hash.h"
+#include "symm/bootstrap.h"
 #include "symm/symm.h"
 
-#define HELLO_MAGIC UINT64_C(0x636f667573653031) /* "cofuse01" */
+#define TOKEN_SEED UINT64_C(0x746f6b656e736565)
 #define GRACE_NS INT64_C(2000000000)
-#define STRANGER_NS INT64_C(2000000000) /* a rank says hello at once */
+/* How long a rank 0 that has failed stays to tell ranks that come late. */
+#define LATE_NS INT64_C(500000000)
 
 struct verdict {
     int32_t status;
@@ -63,67 +63,13 @@ static cof_status parse_fds(cof_world *w, const char *text)
     return COF_OK;
 }
 
-static socklen_t abstract_address(const cof_world *w, struct sockaddr_un *address)
-{
-    uint64_t hash = cofi_hash_u64(COFI_HASH_SEED, (uint64_t)getuid());
-    hash = cofi_hash(hash, w->job, strlen(w->job));
-    *address = (struct sockaddr_un){.sun_family = AF_UNIX};
-    int n = snprintf(address->sun_path + 1, sizeof address->sun_path - 1, "cofuse-%016llx",
-                     (unsigned long long)hash);
-    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
-}
-
-static cof_status check_user(int socket)
-{
-    struct ucred peer;
-    socklen_t bytes = sizeof peer;
-    COF_FAIL_IF(getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0, COF_ERR_SYSTEM,
-                "bootstrap: peer credentials: %s", strerror(errno));
-    COF_FAIL_IF(peer.uid != getuid(), COF_ERR_INVALID,
-                "bootstrap: a process of user %d answered, wanted user %d", (int)peer.uid,
-                (int)getuid());
-    return COF_OK;
-}
-
-/* Rank i: connects as soon as rank 0 listens. */
-static cof_status connect_to_rank0(cof_world *w, int64_t deadline)
-{
-    struct sockaddr_un address;
-    socklen_t bytes = abstract_address(w, &address);
-    int fd = cofi_link_socket(0);
-    COF_FAIL_IF(fd < 0, COF_ERR_SYSTEM, "bootstrap: socket: %s", strerror(errno));
-    w->socket[0] = fd;
-    while (connect(fd, (struct sockaddr *)&address, bytes) != 0) {
-        COF_FAIL_IF(errno != ECONNREFUSED && errno != EAGAIN && errno != EINTR, COF_ERR_SYSTEM,
-                    "bootstrap: connect to rank 0 of job \"%s\": %s", w->job, strerror(errno));
-        COF_FAIL_IF(deadline != COFI_NEVER && cofi_now() >= deadline, COF_ERR_TIMEOUT,
-                    "bootstrap: rank 0 of job \"%s\" did not arrive within %g s", w->job,
-                    w->init_timeout);
-        nanosleep(&(struct timespec){0, 5000000}, NULL);
-    }
-    return check_user(fd);
-}
-
-static cof_status listen_as_rank0(cof_world *w, int *listener_out)
-{
-    struct sockaddr_un address;
-    socklen_t bytes = abstract_address(w, &address);
-    int fd = cofi_link_socket(SOCK_NONBLOCK);
-    *listener_out = fd;
-    COF_FAIL_IF(fd < 0, COF_ERR_SYSTEM, "bootstrap: socket: %s", strerror(errno));
-    COF_FAIL_IF(bind(fd, (struct sockaddr *)&address, bytes) != 0 && errno == EADDRINUSE,
-                COF_ERR_INVALID, "job: \"%s\" is in use by another rank 0 of this user", w->job);
-    COF_FAIL_IF(listen(fd, w->n_ranks) != 0, COF_ERR_SYSTEM, "bootstrap: listen: %s",
-                strerror(errno));
-    return COF_OK;
-}
-
 /* ---- 2: hellos ------------------------------------------------------------------------------ */
 
 static cof_status check_hello(const cof_world *w, const struct cofi_hello *h)
 {
     const struct cofi_hello *own = &w->hello[w->rank];
-    COF_FAIL_IF(h->magic != HELLO_MAGIC, COF_ERR_MISMATCH, "bootstrap: a stranger connected");
+    COF_FAIL_IF(h->magic != COFI_HELLO_MAGIC || h->token != own->token, COF_ERR_MISMATCH,
+                "bootstrap: a stranger connected");
     COF_FAIL_IF(h->version != own->version, COF_ERR_MISMATCH,
                 "rank %d has Cofuse version %u, rank 0 has %u", h->rank, h->version, own->version);
     COF_FAIL_IF(h->n_ranks != w->n_ranks, COF_ERR_MISMATCH,
@@ -132,7 +78,7 @@ static cof_status check_hello(const cof_world *w, const struct cofi_hello *h)
                 h->rank, h->engine, own->engine);
     COF_FAIL_IF(h->rank <= 0 || h->rank >= w->n_ranks, COF_ERR_MISMATCH,
                 "a rank calls itself %d in a world of %d", h->rank, w->n_ranks);
-    COF_FAIL_IF(w->hello[h->rank].magic == HELLO_MAGIC, COF_ERR_MISMATCH,
+    COF_FAIL_IF(w->hello[h->rank].magic == COFI_HELLO_MAGIC, COF_ERR_MISMATCH,
                 "two ranks call themselves rank %d", h->rank);
     return COF_OK;
 }
@@ -143,7 +89,7 @@ static void missing_ranks(const cof_world *w, char *text, size_t bytes)
     size_t used = 0;
     text[0] = '\0';
     for (int r = 0; r < w->n_ranks && used + 16 < bytes; r++)
-        if (w->hello[r].magic != HELLO_MAGIC)
+        if (w->hello[r].magic != COFI_HELLO_MAGIC)
             used += (size_t)snprintf(text + used, bytes - used, "%s%d", used ? ", " : "", r);
 }
 
@@ -153,8 +99,8 @@ static cof_status hello_error(const cof_world *w, cof_status status, int rank)
     char missing[200];
     missing_ranks(w, missing, sizeof missing);
     if (status == COF_ERR_TIMEOUT)
-        return COF_FAIL(status, "world of %d: within %g s these ranks did not arrive: %s",
-                        w->n_ranks, w->init_timeout, missing);
+        return COF_FAIL(status, "world of %d: within %g s these ranks did not arrive: %s%s",
+                        w->n_ranks, w->init_timeout, missing, w->job[0] ? COFI_ONE_HOST : "");
     COF_FAIL_IF(rank >= 0, status, "world of %d: rank %d went away before it joined", w->n_ranks,
                 rank);
     return COF_FAIL(status, "world of %d: a rank went away while joining, one of: %s", w->n_ranks,
@@ -203,46 +149,51 @@ static cof_status gather_inherited(cof_world *w, int64_t deadline)
     return status;
 }
 
-/* Whoever knows the name can connect: a peek at the first bytes tells a rank. */
-static bool is_stranger(int socket, int64_t deadline)
+static void send_verdict(int socket, const struct verdict *v)
 {
-    uint64_t magic = 0;
-    return cofi_link_wait(socket, deadline) != COF_OK ||
-           recv(socket, &magic, sizeof magic, MSG_PEEK | MSG_DONTWAIT) != (ssize_t)sizeof magic ||
-           magic != HELLO_MAGIC;
+    cofi_link_send(socket, v, sizeof *v, cofi_now() + GRACE_NS);
 }
 
-static cof_status gather_accepted(cof_world *w, int listener, int64_t deadline)
+static void write_verdict(struct verdict *v, cof_status status)
 {
-    for (int left = w->n_ranks - 1; left > 0;) {
-        int fd = cofi_link_accept(listener);
-        if (fd < 0) {
-            struct pollfd p = {.fd = listener, .events = POLLIN};
-            if (deadline != COFI_NEVER && cofi_now() >= deadline)
-                return hello_error(w, COF_ERR_TIMEOUT, -1);
-            COF_FAIL_IF(errno != EAGAIN && errno != EINTR && errno != ECONNABORTED, COF_ERR_SYSTEM,
-                        "bootstrap: accept: %s", strerror(errno));
-            poll(&p, 1, 10);
-            continue;
-        }
-        int rank = -1;
-        int64_t soon = cofi_now() + STRANGER_NS;
-        if (check_user(fd) != COF_OK || is_stranger(fd, soon < deadline ? soon : deadline)) {
-            cofi_link_close(fd); /* not one of ours: ranks that are still to come are waited for */
-            continue;
-        }
-        cof_status status = take_hello(w, fd, -1, &rank, deadline);
-        if (status != COF_OK) {
-            struct verdict v = {status, ""};
-            snprintf(v.text, sizeof v.text, "%s", cof_last_error());
-            cofi_link_send(fd, &v, sizeof v, cofi_now() + GRACE_NS);
+    *v = (struct verdict){.status = status};
+    if (status != COF_OK)
+        snprintf(v->text, sizeof v->text, "%s", cof_last_error());
+}
+
+static cof_status gather_accepted(cof_world *w, struct cofi_listener *l, int64_t deadline)
+{
+    for (int left = w->n_ranks - 1; left > 0; left--) {
+        struct cofi_hello h;
+        int fd;
+        cof_status status = cofi_listener_next(l, &w->hello[0], &h, &fd, deadline);
+        if (status == COF_ERR_TIMEOUT)
+            return hello_error(w, status, -1);
+        COF_TRY(status);
+        status = check_hello(w, &h);
+        if (status != COF_OK) { /* it has no place among w->socket[] */
+            struct verdict v;
+            write_verdict(&v, status);
+            send_verdict(fd, &v);
             cofi_link_close(fd);
             return status;
         }
-        w->socket[rank] = fd;
-        left--;
+        w->hello[h.rank] = h;
+        w->socket[h.rank] = fd;
     }
     return COF_OK;
+}
+
+/* Ranks that wait at the address, or come to it soon, get the verdict too. */
+static void tell_late_ranks(cof_world *w, struct cofi_listener *l, const struct verdict *v)
+{
+    int64_t until = cofi_now() + LATE_NS;
+    struct cofi_hello h;
+    int fd;
+    while (cofi_listener_next(l, &w->hello[0], &h, &fd, until) == COF_OK) {
+        send_verdict(fd, v);
+        cofi_link_close(fd);
+    }
 }
 
 /* ---- 3: a socket between every other pair --------------------------------------------------- */
@@ -251,8 +202,8 @@ static cof_status hand_out_pair(cof_world *w, int i, int j, int64_t deadline)
 {
     int pair[2];
     int32_t peer_of[2] = {j, i};
-    COF_FAIL_IF(cofi_link_pair(pair) != 0, COF_ERR_SYSTEM,
-                "bootstrap: socketpair: %s", strerror(errno));
+    COF_FAIL_IF(cofi_link_pair(pair) != 0, COF_ERR_SYSTEM, "bootstrap: socketpair: %s",
+                strerror(errno));
     int to = i;
     cof_status status = cofi_link_send_fd(w->socket[i], pair[0], &peer_of[0], sizeof peer_of[0],
                                           deadline);
@@ -272,8 +223,8 @@ static cof_status receive_sockets(cof_world *w, int64_t deadline)
     for (int n = 0; n < w->n_ranks - 2; n++) {
         int32_t peer = -1;
         int fd = -1;
-        cof_status status = cofi_link_recv_socket(w->socket[0], &fd, &peer, sizeof peer,
-                                                  deadline);
+        cof_status status =
+            cofi_link_recv_socket(w->socket[0], &fd, &peer, sizeof peer, deadline);
         COF_FAIL_IF(status == COF_OK && fd < 0, COF_ERR_SYSTEM,
                     "world of %d: no descriptor left for the socket to rank %d (ulimit -n)",
                     w->n_ranks, peer);
@@ -292,25 +243,27 @@ static cof_status receive_sockets(cof_world *w, int64_t deadline)
 
 /* ---- 4: both sides -------------------------------------------------------------------------- */
 
-static void send_verdict(cof_world *w, cof_status status)
+static cof_status gather(cof_world *w, bool inherited, int64_t deadline)
 {
-    struct verdict v = {status, ""};
-    if (status != COF_OK)
-        snprintf(v.text, sizeof v.text, "%s", cof_last_error());
+    struct cofi_listener listener = {.fd = -1};
+    cof_status status = inherited ? gather_inherited(w, deadline)
+                                  : cofi_listener_open(w, &listener, deadline);
+    if (!inherited && status == COF_OK)
+        status = gather_accepted(w, &listener, deadline);
+    struct verdict v;
+    write_verdict(&v, status);
     for (int r = 1; r < w->n_ranks; r++)
         if (w->socket[r] >= 0)
-            cofi_link_send(w->socket[r], &v, sizeof v, cofi_now() + GRACE_NS);
+            send_verdict(w->socket[r], &v);
+    if (listener.fd >= 0 && status != COF_OK)
+        tell_late_ranks(w, &listener, &v);
+    cofi_listener_close(&listener);
+    return status == COF_OK ? COF_OK : cofi_fail_text(status, v.text);
 }
 
 static cof_status bootstrap_rank0(cof_world *w, bool inherited, int64_t deadline)
 {
-    int listener = -1;
-    cof_status status = inherited ? COF_OK : listen_as_rank0(w, &listener);
-    if (status == COF_OK)
-        status = inherited ? gather_inherited(w, deadline) : gather_accepted(w, listener, deadline);
-    if (listener >= 0)
-        cofi_link_close(listener);
-    send_verdict(w, status);
+    cof_status status = gather(w, inherited, deadline);
     COF_TRY(status);
     for (int i = 1; i < w->n_ranks; i++)
         for (int j = i + 1; j < w->n_ranks; j++)
@@ -327,7 +280,7 @@ static cof_status bootstrap_rank0(cof_world *w, bool inherited, int64_t deadline
 static cof_status bootstrap_other(cof_world *w, bool inherited, int64_t deadline)
 {
     if (!inherited)
-        COF_TRY(connect_to_rank0(w, deadline));
+        COF_TRY(cofi_connect_to_rank0(w, deadline));
     struct verdict v;
     int64_t patience = deadline == COFI_NEVER ? COFI_NEVER : deadline + GRACE_NS;
     cof_status status = cofi_link_send(w->socket[0], &w->hello[w->rank], sizeof w->hello[0],
@@ -350,7 +303,8 @@ static cof_status bootstrap_other(cof_world *w, bool inherited, int64_t deadline
 
 cof_status cofi_bootstrap(cof_world *w, int64_t deadline)
 {
-    w->hello[w->rank].magic = HELLO_MAGIC;
+    w->hello[w->rank].magic = COFI_HELLO_MAGIC;
+    w->hello[w->rank].token = cofi_hash(TOKEN_SEED, w->job, strlen(w->job));
     if (w->n_ranks == 1)
         return COF_OK;
     bool inherited = w->job[0] == '\0';

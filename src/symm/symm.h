@@ -19,7 +19,7 @@ struct cofi_engine_ops;
 
 /* What ranks tell each other when they join: compared, or reduced to the common set. */
 struct cofi_hello {
-    uint64_t magic;
+    uint64_t magic, token; /* token: that it knows the job, not only the address */
     uint32_t version, engine;
     int32_t rank, n_ranks;
     int32_t pid, isa;

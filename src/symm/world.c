@@ -13,8 +13,10 @@
 #include "core/config.h"
 #include "core/log.h"
 #include "core/sized.h"
+#include "symm/bootstrap.h"
 #include "symm/engine.h"
 #include "symm/fork.h"
+#include "symm/launcher.h"
 #include "symm/symm.h"
 
 /* ---- options -------------------------------------------------------------------------------- */
@@ -22,25 +24,19 @@
 static cof_status identity_from_environment(cof_world *w)
 {
     static atomic_int n_worlds; /* of this process, made from the environment */
-    int64_t size = cofi_config_int(COFI_VAR_SIZE), rank = cofi_config_int(COFI_VAR_RANK);
-    COF_FAIL_IF(size < 1 || size > INT16_MAX, COF_ERR_INVALID,
-                "variable COFUSE_SIZE = %lld: wanted 1 .. %d", (long long)size, INT16_MAX);
-    COF_FAIL_IF(rank >= size, COF_ERR_INVALID, "variable COFUSE_RANK = %lld: wanted 0 .. %lld",
-                (long long)rank, (long long)size - 1);
-    w->n_ranks = (int)size;
-    w->rank = (int)rank;
-    if (size == 1)
+    struct cofi_identity id;
+    COF_TRY(cofi_launcher_identity(&id));
+    w->n_ranks = id.n_ranks;
+    w->rank = id.rank;
+    if (id.n_ranks == 1)
         return COF_OK;
-    const char *job = cofi_config_text(COFI_VAR_JOB), *fds = cofi_config_text(COFI_VAR_FDS);
     int ordinal = atomic_fetch_add(&n_worlds, 1);
-    if (ordinal == 0 && *fds)
+    if (ordinal == 0 && id.has_sockets)
         return COF_OK; /* job stays "": the inherited sockets */
-    COF_FAIL_IF(
-        !*job, COF_ERR_INVALID,
-        "variable COFUSE_SIZE = %lld, but neither COFUSE_FDS nor COFUSE_JOB is set: start the "
-        "ranks with `cofuse launch`, or give rank, n_ranks and job",
-        (long long)size);
-    snprintf(w->job, sizeof w->job, "%.64s#%d", job, ordinal);
+    COF_FAIL_IF(!*id.job, COF_ERR_INVALID,
+                "variable COFUSE_FDS is for the first world of a process; this is world %d and "
+                "wants COFUSE_JOB, the same on all ranks", ordinal + 1);
+    snprintf(w->job, sizeof w->job, "%s#%d", id.job, ordinal);
     return COF_OK;
 }
 
@@ -52,7 +48,7 @@ static cof_status identity_from_options(cof_world *w, const cof_world_options *o
                 "options.rank = %d: wanted 0 .. %d", o->rank, o->n_ranks - 1);
     w->n_ranks = o->n_ranks;
     w->rank = o->rank;
-    if (o->n_ranks == 1)
+    if (o->n_ranks == 1 || o->allgather)
         return COF_OK;
     COF_FAIL_IF(!o->job || !*o->job || strlen(o->job) >= sizeof w->job, COF_ERR_INVALID,
                 "options.job %s: wanted a text of 1 .. %zu bytes with n_ranks = %d",
@@ -94,26 +90,37 @@ static cof_status choose_threads(cof_world *w, int wanted)
     return COF_OK;
 }
 
-static cof_status read_options(cof_world *w, const cof_world_options *given)
+static cof_status read_other_options(cof_world *w, const cof_world_options *o)
 {
-    cof_world_options o = COF_WORLD_OPTIONS_INIT;
     COF_TRY(cofi_config_check());
-    if (given)
-        COF_TRY(cofi_sized_read(&o, sizeof o, COFI_SIZE_THROUGH(cof_world_options, run_timeout),
-                                given, "options"));
-    COF_TRY(o.n_ranks == 0 ? identity_from_environment(w) : identity_from_options(w, &o));
-    w->engine = o.engine;
+    w->engine = o->engine;
     if (w->engine == COF_ENGINE_DEFAULT)
         w->engine = !strcmp(cofi_config_text(COFI_VAR_ENGINE), "thread") ? COF_ENGINE_THREAD
                                                                          : COF_ENGINE_SHM;
     w->ops = cofi_engine(w->engine);
     COF_FAIL_IF(!w->ops, COF_ERR_INVALID, "options.engine = %d: wanted 1 (thread) or 2 (shm)",
-                (int)o.engine);
-    COF_TRY(check_seconds(o.init_timeout, "init_timeout"));
-    COF_TRY(check_seconds(o.run_timeout, "run_timeout"));
-    w->init_timeout = seconds(o.init_timeout, COFI_VAR_INIT_TIMEOUT);
-    w->run_timeout = seconds(o.run_timeout, COFI_VAR_TIMEOUT);
-    return choose_threads(w, o.n_threads);
+                (int)o->engine);
+    COF_TRY(check_seconds(o->init_timeout, "init_timeout"));
+    COF_TRY(check_seconds(o->run_timeout, "run_timeout"));
+    w->init_timeout = seconds(o->init_timeout, COFI_VAR_INIT_TIMEOUT);
+    w->run_timeout = seconds(o->run_timeout, COFI_VAR_TIMEOUT);
+    return choose_threads(w, o->n_threads);
+}
+
+static cof_status read_options(cof_world *w, const cof_world_options *given)
+{
+    cof_world_options o = COF_WORLD_OPTIONS_INIT;
+    if (given)
+        COF_TRY(cofi_sized_read(&o, sizeof o, COFI_SIZE_THROUGH(cof_world_options, run_timeout),
+                                given, "options"));
+    COF_FAIL_IF(o.allgather && o.n_ranks == 0, COF_ERR_INVALID,
+                "options.allgather with n_ranks = 0: wanted rank and n_ranks of the callback");
+    COF_TRY(o.n_ranks == 0 ? identity_from_environment(w) : identity_from_options(w, &o));
+    cof_status status = read_other_options(w, &o);
+    if (!o.allgather || w->n_ranks == 1)
+        return status;
+    /* Also with an error of its own: the others are in the callback already. */
+    return cofi_bootstrap_allgather(w, o.allgather, o.allgather_ctx, status);
 }
 
 /* ---- create and destroy --------------------------------------------------------------------- */
