@@ -3,7 +3,7 @@
 #
 # Thin: CMake builds (CMakePresets.json), scripts test. `make help` lists the targets.
 
-.PHONY: all setup demo test check asan ubsan tsan install clean help
+.PHONY: all setup setup-test demo test check asan ubsan tsan install clean help
 .NOTPARALLEL:
 PREFIX ?= /usr/local
 
@@ -13,16 +13,19 @@ all: setup
 setup:
 	@ci/setup.sh
 
+setup-test:
+	@ci/setup.sh test
+
 demo: all
 	@ci/demo.sh
 
-test: all
+test: setup-test all
 	@tests/run_tests.sh
 
 check: all
 	@build/cofuse check --ranks 1,2,3,4
 
-asan ubsan tsan: setup
+asan ubsan tsan: setup-test
 	@tests/run_tests.sh $@
 
 install: all

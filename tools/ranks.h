@@ -1,6 +1,6 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* The ranks of a command of the program: processes that run this program again, or threads of it. */
+/* The ranks of a command of the program: processes that run it again, or threads of this one. */
 #ifndef COFI_RANKS_H
 #define COFI_RANKS_H
 
@@ -15,8 +15,8 @@ struct cofi_ranks_spec {
     cof_world_options options; /* engine, threads and timeouts; rank, size and job are filled in */
     cofi_rank_fn body;         /* for threads */
     void *arg;
-    int shared_fd, argc;       /* for processes: they get the memory and the words again, and call */
-    char **argv;               /* body themselves (cofi_job_is_rank) */
+    int shared_fd, argc; /* for processes: they get the memory and the words again, and call */
+    char **argv;         /* body themselves (cofi_job_is_rank) */
 };
 
 /* Runs them all; the exit code for all of them. */

@@ -3,7 +3,7 @@
 /**
  * Return of gradients to their owners: a stream-ordered reduce-scatter by rows of a sequence.
  *
- *     out[rank o][i, b, h, d] = sum over writers w of partial[rank w][global row of (o, i), b, h, d]
+ *     out[owner o][i, b, h, d] = sum over writers w of partial[w][global row of (o, i), b, h, d]
  *
  * for dK and dV at once. Every rank is a writer, with a partial for the rows of all owners, and the
  * owner of some rows (layout.h). It is the way home of dK and dV in context-parallel attention.
@@ -89,8 +89,8 @@ typedef struct cof_grad_return_params {
 #define COF_CALLER_ORDERS_REUSE 1
 
 /**
- * Tensors of a call, all local. Strides: any, with a contiguous head dim and no overlap. Outputs lie
- * apart from each other and from the partials.
+ * Tensors of a call, all local. Strides: any, with a contiguous head dim and no overlap. Outputs
+ * lie apart from each other and from the partials.
  *
  *   dk, dv          partials: [S, B, Hkv, D] in global row order; by_section: [S_local of the
  *                   owner, B, Hkv, D] of one owner, owners rank-1, rank-2, ..., rank in this order
@@ -103,7 +103,7 @@ typedef struct cof_grad_return_args {
     const cof_tensor *dk_out, *dv_out;
     cof_writers writers; /* by_section: the same in all calls of a whole */
     const uint64_t *writer_table;
-    uint32_t epoch; /* caller_orders_reuse: 1 .. INT32_MAX, rising by one from call to call; else 0 */
+    uint32_t epoch; /* caller_orders_reuse: 1 .. INT32_MAX, one more each call; else 0 */
 } cof_grad_return_args;
 #ifdef __cplusplus
 #define COF_GRAD_RETURN_ARGS_INIT {sizeof(cof_grad_return_args)}

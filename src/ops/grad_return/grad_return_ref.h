@@ -1,6 +1,7 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* The reference of grad_return: one element at a time, obviously right, from any source of values. */
+/* The reference of grad_return: an element at a time, obviously right, from any source of values.
+ */
 #ifndef COFI_GRAD_RETURN_REF_H
 #define COFI_GRAD_RETURN_REF_H
 

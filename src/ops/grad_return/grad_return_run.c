@@ -5,8 +5,8 @@
  *   S begin | send to rank-1 | send to rank-2 | ...          | wait C | own rows, round, store
  *   C       | sum of rank+1  | sum of rank+2  | ... in order |
  *
- * A whole by sections has the same calls, spread over P runs. Sends wait for slots that other ranks'
- * C frees, and C waits for other ranks' sends of steps below: no cycle. */
+ * A whole by sections has the same calls, spread over P runs. Sends wait for slots that other
+ * ranks' C frees, and C waits for other ranks' sends of steps below: no cycle. */
 #include <math.h>
 #include <string.h>
 

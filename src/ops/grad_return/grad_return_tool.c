@@ -14,9 +14,9 @@
 static const char usage[] =
     "usage: cofuse run grad_return -i in.safetensors [-o out.safetensors] [options]\n"
     "\n"
-    "Reads dk, dv [P, S, B, Hkv, D], one partial for each of P writers, runs as many ranks, returns\n"
-    "the partials to the owners of their rows, and writes dk, dv [S, B, Hkv, D]. layout, chunking,\n"
-    "transfer and writers default to the metadata of the file, then to the first choice.\n"
+    "Reads dk, dv [P, S, B, Hkv, D], one partial for each of P writers, runs as many ranks,\n"
+    "returns the partials to the owners of their rows, and writes dk, dv [S, B, Hkv, D]. layout,\n"
+    "chunking, transfer and writers default to the file's metadata, then to the first choice.\n"
     "\n"
     "  -i, --input FILE       tensors dk and dv, BF16 or F32\n"
     "  -o, --output FILE      written to a temporary name, then renamed\n"
@@ -91,7 +91,8 @@ static bool parse_option(struct cofi_gr_options *o, int c)
         o->engine = choice ? COF_ENGINE_SHM : COF_ENGINE_THREAD;
         return ok;
     case OPT_LAYOUT: return cofi_cli_choice("--layout", optarg, "zigzag|contiguous", &o->layout);
-    case OPT_CHUNKING: return cofi_cli_choice("--chunking", optarg, "balanced|padded", &o->chunking);
+    case OPT_CHUNKING:
+        return cofi_cli_choice("--chunking", optarg, "balanced|padded", &o->chunking);
     case OPT_TRANSFER: return cofi_cli_choice("--transfer", optarg, "push|pull", &o->transfer);
     case OPT_BY:
         ok = cofi_cli_choice("--by", optarg, "whole|section", &choice);
