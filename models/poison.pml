@@ -1,0 +1,254 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+/* Failure: poison first, release second (cofi_arena_fail, wait_word and take_poison of
+ * src/symm/arena.c; cofi_world_poll of src/symm/world.c).
+ *
+ * Every call pushes data and a ready word to each peer, waits for theirs, reads, acks. DEADLINES
+ * waits may run out, at any time and place; all other waits have no deadline here, so a rank that
+ * is not told hangs, which shows as an invalid end state. DEATHS ranks (0 or 1) may stop between
+ * any two steps; the hang-up is visible from then on. A rank that failed tells the others and only
+ * then stores the ready words of its call, as a kernel that was already launched would, with no
+ * data behind them.
+ *
+ * check: holds P=2 CALLS=3 DEADLINES=2 DEATHS=1
+ * check: holds P=3 CALLS=2 DEADLINES=1 DEATHS=0
+ * check: holds P=3 CALLS=1 DEADLINES=2 DEATHS=0
+ * check: holds P=3 CALLS=1 DEADLINES=1 DEATHS=1
+ * check: holds P=3 CALLS=2 DEADLINES=0 DEATHS=1
+ * check: refuted NO_POISON P=2 CALLS=2 DEADLINES=1 DEATHS=0
+ * check: refuted RELEASE_BEFORE_POISON P=2 CALLS=2 DEADLINES=1 DEATHS=0
+ * check: refuted LOOK_BEFORE_WORD P=2 CALLS=2 DEADLINES=1 DEATHS=0
+ * check: refuted WORD_AFTER_LOOK P=3 CALLS=2 DEADLINES=0 DEATHS=1
+ * check: refuted POISON_BEFORE_TEXT P=2 CALLS=1 DEADLINES=1 DEATHS=0
+ * check: refuted POISON_BY_STORE P=2 CALLS=2 DEADLINES=2 DEATHS=0
+ * check: refuted NO_HANGUP_LOOK P=2 CALLS=1 DEADLINES=0 DEATHS=1 */
+
+#define AT(slab, writer) ((slab) * P + (writer))
+#define PEER(r, i) (((r) + (i)) % P)
+
+#define RUNNING 0
+#define GOOD 1
+#define FAILED 2
+
+#define HALF 1
+#define WHOLE 2
+
+byte data[P * P];   /* call whose data lie there */
+byte ready[P * P];
+byte ack[P * P];
+byte poison[P];     /* rank that failed + 1 */
+byte first[P];      /* the first poison of each, for the assertion that it stays */
+byte text[P];       /* in the failing rank's own control block */
+byte status[P];
+bool told[P];       /* a rank that stored every poison word */
+bool dead[P];
+byte n_ended;
+byte deadlines = DEADLINES;
+
+#define IS_THERE(r, q, is_ack, e)                                                                  \
+    ((is_ack) && ack[AT(r, q)] >= (e) || !(is_ack) && ready[AT(r, q)] == (e))
+
+#ifdef NO_HANGUP_LOOK
+#define HUNG_UP false
+#else
+#define HUNG_UP (dead[0] || dead[1] || dead[P - 1])
+#endif
+
+inline write_text(r)
+{
+    text[r] = HALF;
+    text[r] = WHOLE
+}
+
+/* First poison wins; a word that is set never changes. */
+inline poison_one(r, q)
+{
+    d_step {
+        if
+#ifdef POISON_BY_STORE
+        :: true -> poison[q] = r + 1
+#else
+        :: poison[q] == 0 -> poison[q] = r + 1
+        :: else -> skip
+#endif
+        fi;
+        if
+        :: first[q] == 0 -> first[q] = poison[q]
+        :: else -> skip
+        fi;
+        assert(poison[q] == first[q]);
+        i++
+    }
+}
+
+inline poison_all(r)
+{
+    i = 0;
+    do
+    :: i < P -> poison_one(r, i)
+    :: d_step { i == P -> i = 0; told[r] = true };
+        break
+    od
+}
+
+/* Words of the call in progress, whatever has become of their data; P is 2 or 3. */
+inline release(r, e)
+{
+    d_step { ready[AT(PEER(r, 1), r)] = e; ready[AT(PEER(r, P - 1), r)] = e }
+}
+
+inline fail(r, e)
+{
+#if defined(NO_POISON)
+    write_text(r);
+#elif defined(RELEASE_BEFORE_POISON)
+    write_text(r);
+    release(r, e);
+    poison_all(r);
+#elif defined(POISON_BEFORE_TEXT)
+    poison_all(r);
+    write_text(r);
+    release(r, e);
+#else
+    write_text(r);
+    poison_all(r);
+    release(r, e);
+#endif
+    goto failed
+}
+
+inline take_poison(r)
+{
+    assert(text[poison[r] - 1] == WHOLE);
+    goto failed
+}
+
+#ifdef LOOK_BEFORE_WORD
+#define MUST_LOOK(seen) (!(seen))
+#else
+#define MUST_LOOK(seen) true
+#endif
+
+/* The word, the poison word and the hang-ups end a wait. What counts is the word as it was before
+ * the poison word was looked at: a word that comes later may be one with no data behind it. */
+inline wait_word(r, q, is_ack, want)
+{
+    seen = false;
+    if
+    :: d_step { IS_THERE(r, q, is_ack, want) -> seen = true }
+    :: poison[r] != 0 || HUNG_UP
+    :: d_step { !IS_THERE(r, q, is_ack, want) && deadlines > 0 -> deadlines-- }
+    fi;
+    if
+    :: MUST_LOOK(seen) && poison[r] != 0 -> take_poison(r)
+    :: else -> skip
+    fi;
+#ifdef WORD_AFTER_LOOK
+    seen = IS_THERE(r, q, is_ack, want);
+#endif
+    if
+    :: !seen -> fail(r, e)
+    :: d_step { else -> seen = false }
+    fi
+}
+
+/* A rank that has ended has one state, whatever it was doing. */
+inline forget()
+{
+    e = 0;
+    k = 0;
+    i = 0;
+    seen = false
+}
+
+proctype rank(byte r)
+{
+    byte e = 1, k = 1, i;
+    bool seen;
+    {
+        do
+        :: e <= CALLS ->
+            if
+            :: poison[r] != 0 -> take_poison(r)
+            :: else -> skip
+            fi;
+            do
+            :: k < P -> wait_word(r, PEER(r, k), true, e - 1); k++
+            :: d_step { k == P -> k = 1 };
+                break
+            od;
+            do
+            :: k < P -> data[AT(PEER(r, k), r)] = e; d_step { ready[AT(PEER(r, k), r)] = e; k++ }
+            :: d_step { k == P -> k = 1 };
+                break
+            od;
+            do
+            :: k < P ->
+                wait_word(r, PEER(r, k), false, e);
+                d_step {
+                    assert(data[AT(r, PEER(r, k))] == e);
+                    ack[AT(PEER(r, k), r)] = e;
+                    k++
+                }
+            :: d_step { k == P -> k = 1; e++ };
+                break
+            od
+        :: e > CALLS -> break
+        od;
+        atomic { status[r] = GOOD; n_ended++ };
+        goto ended;
+failed:
+        atomic { status[r] = FAILED; n_ended++; forget() };
+ended:  skip
+    } unless {
+        atomic {
+            dead[r] -> forget();
+            if
+            :: status[r] == RUNNING -> n_ended++
+            :: else -> skip
+            fi
+        }
+    }
+}
+
+/* Stops one rank at any time, or none. */
+proctype reaper()
+{
+    if
+    :: dead[0] = true
+    :: dead[P - 1] = true
+    :: skip
+    fi
+}
+
+init {
+    byte r = 0, q = 0;
+    atomic {
+        do
+        :: r < P -> run rank(r); r++
+        :: r == P -> break
+        od;
+#if DEATHS > 0
+        run reaper();
+#endif
+        r = 0
+    };
+    /* All ranks end. Then: a rank that never got another's last data failed, and whoever failed by
+     * itself and lived has told everyone. */
+    d_step {
+        n_ended == P ->
+        do
+        :: r < P ->
+            q = 0;
+            do
+            :: q < P ->
+                assert(q == r || status[q] != GOOD || data[AT(q, r)] == CALLS);
+                assert(!told[r] || poison[q] != 0);
+                q++
+            :: else -> break
+            od;
+            r++
+        :: else -> break
+        od
+    }
+}
