@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* Failure: poison first, release second (cofi_arena_fail, wait_word and take_poison of
- * src/symm/arena.c; cofi_world_poll of src/symm/world.c).
+/* Failure: poison first, release second (cofi_arena_fail and take_poison of
+ * src/symm/arena_failure.c, cofi_arena_wait of arena_wait.c, cofi_world_poll of world.c).
  *
  * Every call pushes data and a ready word to each peer, waits for theirs, reads, acks. DEADLINES
  * waits may run out, at any time and place; all other waits have no deadline here, so a rank that
@@ -20,7 +20,6 @@
  * check: refuted LOOK_BEFORE_WORD P=2 CALLS=2 DEADLINES=1 DEATHS=0
  * check: refuted WORD_AFTER_LOOK P=3 CALLS=2 DEADLINES=0 DEATHS=1
  * check: refuted POISON_BEFORE_TEXT P=2 CALLS=1 DEADLINES=1 DEATHS=0
- * check: refuted POISON_BY_STORE P=2 CALLS=2 DEADLINES=2 DEATHS=0
  * check: refuted NO_HANGUP_LOOK P=2 CALLS=1 DEADLINES=0 DEATHS=1 */
 
 #define AT(slab, writer) ((slab) * P + (writer))
@@ -37,7 +36,6 @@ byte data[P * P];   /* call whose data lie there */
 byte ready[P * P];
 byte ack[P * P];
 byte poison[P];     /* rank that failed + 1 */
-byte first[P];      /* the first poison of each, for the assertion that it stays */
 byte text[P];       /* in the failing rank's own control block */
 byte status[P];
 bool told[P];       /* a rank that stored every poison word */
@@ -60,25 +58,10 @@ inline write_text(r)
     text[r] = WHOLE
 }
 
-/* First poison wins; a word that is set never changes. */
+/* A store: where two ranks fail, the later code stands, and has a text behind it too. */
 inline poison_one(r, q)
 {
-    d_step {
-        if
-#ifdef POISON_BY_STORE
-        :: true -> poison[q] = r + 1
-#else
-        :: poison[q] == 0 -> poison[q] = r + 1
-        :: else -> skip
-#endif
-        fi;
-        if
-        :: first[q] == 0 -> first[q] = poison[q]
-        :: else -> skip
-        fi;
-        assert(poison[q] == first[q]);
-        i++
-    }
+    d_step { poison[q] = r + 1; i++ }
 }
 
 inline poison_all(r)

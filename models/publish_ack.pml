@@ -13,7 +13,6 @@
  *
  * check: holds P=2 CALLS=4
  * check: holds P=3 CALLS=3
- * check: holds ALL_NEEDED P=4 CALLS=1
  * check: refuted NO_ACK_WAIT P=2 CALLS=2
  * check: refuted CREDIT_OFF_BY_ONE P=2 CALLS=2
  * check: refuted ACK_BEFORE_GET P=2 CALLS=2

@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* Sizes that are free per run travel as the digest of each ready word (wait_word of
- * src/symm/arena.c).
+/* Sizes that are free per run travel as the digest of each ready word (cofi_arena_wait of
+ * src/symm/arena_wait.c).
  *
  * Every rank publishes in its own buffer, announces {epoch, size}, reads the others and acks. It
  * takes what it reads for rows of its own size. Each rank's size is free in each call, and so is

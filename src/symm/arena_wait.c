@@ -150,10 +150,12 @@ cof_status cofi_arena_wait(const struct cofi_word *w)
         .word = (_Atomic uint32_t *)(void *)&line->value, .sleepers = &line->sleepers,
         .deadline = cofi_deadline(a->run_timeout), .max_sleep = COFI_SLEEP_NS,
         .spin = a->team->world->own_cores, .shared = true});
+    /* The word as it was before the look at poison: a rank that fails later tells of it before it
+     * lets anybody go on (models/poison.pml). */
+    uint64_t value = value_of(w);
     COF_TRY(cofi_arena_look(a));
     if (status != COF_OK)
         return wait_failed(w, status);
-    uint64_t value = value_of(w);
     if (!is_there(w, value)) { /* the team's abort word ended the wait */
         status = cofi_team_status(a->team);
         return cofi_arena_fail(a, status == COF_OK ? COF_ERR_PEER_DEAD : status);
