@@ -39,7 +39,9 @@ static void test_params(void)
     REFUSED(p.scale = 1.0 / 0.0, COF_ERR_INVALID, "params.scale = inf");
     REFUSED(p.forward_only = 2, COF_ERR_INVALID, "params.forward_only");
     REFUSED(p.wire_f32 = -1, COF_ERR_INVALID, "params.wire_f32");
-    REFUSED(p.reserved = 1, COF_ERR_INVALID, "params.reserved = 1");
+    REFUSED(p.save_kv = 2, COF_ERR_INVALID, "params.save_kv = 2");
+    REFUSED((p.save_kv = 1, p.forward_only = 1), COF_ERR_INVALID, "with forward_only nothing");
+    REFUSED(p.schedule = (cof_attention_schedule)3, COF_ERR_INVALID, "params.schedule = 3");
     cof_plan *plan;
     cof_attention_params p = test_attention_params(10);
     CHECK_FAILS(cof_attention_plan_create(team, NULL, NULL, &plan), COF_ERR_INVALID,

@@ -33,8 +33,9 @@ typedef enum cof_attention_format {
 
 /** How keys and values travel. */
 typedef enum cof_attention_schedule {
-    COF_SCHEDULE_DEFAULT = 0, /* ring */
-    COF_SCHEDULE_RING = 1     /* step i reads the owner rank - i, two staging buffers */
+    COF_SCHEDULE_DEFAULT = 0, /* gather up to 1024 rows, else ring */
+    COF_SCHEDULE_RING = 1,    /* step i reads the owner rank - i, two staging buffers */
+    COF_SCHEDULE_GATHER = 2   /* all keys are staged, then each chunk meets a prefix: O(S) memory */
 } cof_attention_schedule;
 
 /** Parameters of a plan; the same on all ranks. Zero means default. */
@@ -55,7 +56,8 @@ typedef struct cof_attention_params {
     double scale;                    /* finite in fp32; 0: 1/sqrt(Dqk) */
     int forward_only;                /* 1: no memory for backward, which is then refused */
     int wire_f32;                    /* 1: dK, dV travel in fp32 instead of dtype */
-    int reserved;                    /* 0 */
+    int save_kv;                     /* 1: forward keeps K, V of the others in args.saved_kv, and
+                                        backward reads them there instead of fetching them again */
 } cof_attention_params;
 #ifdef __cplusplus
 #define COF_ATTENTION_PARAMS_INIT {sizeof(cof_attention_params)}
@@ -77,6 +79,9 @@ typedef struct cof_attention_args {
     const cof_tensor *lse;            /* forward: output; backward: input */
     const cof_tensor *dout;           /* backward only: input */
     const cof_tensor *dq, *dk, *dv;   /* backward only: outputs */
+    const cof_tensor *saved_kv;       /* save_kv, else NULL: COF_U8 [n], n >= `saved` of the
+                                         workspace, aligned to 128 bytes; one for every forward
+                                         whose backward is still to come. NULL where `saved` is 0 */
 } cof_attention_args;
 #ifdef __cplusplus
 #define COF_ATTENTION_ARGS_INIT {sizeof(cof_attention_args)}
@@ -85,7 +90,7 @@ typedef struct cof_attention_args {
 #endif
 
 /**
- * The memory a plan would hold. Local, allocates nothing.
+ * The memory a plan would hold; `saved`: bytes of a saved_kv. Local, allocates nothing.
  * COF_ERR_INVALID or COF_ERR_UNSUPPORTED: a parameter breaks its rule (named in the text).
  */
 COF_API cof_status cof_attention_workspace(cof_team *team, const cof_attention_params *params,

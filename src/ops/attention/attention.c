@@ -1,6 +1,6 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* Parameters, plan and arguments of attention; the schedule is attention_ring.c. */
+/* Parameters, plan and arguments of attention; the schedule is attention_calls.c. */
 #include "ops/attention/attention.h"
 
 #include <math.h>
@@ -17,6 +17,9 @@
 #include "symm/stream.h"
 
 #define MAX_HEAD_DIM 512
+/* Up to here gather is no slower than ring (docs/performance.md). Of the global shape alone: the
+ * two have other bits. */
+#define GATHER_MAX_ROWS 1024
 #define MAX_ELEMENTS (INT64_C(1) << 56)
 
 /* ---- parameters ----------------------------------------------------------------------------- */
@@ -37,13 +40,21 @@ static cof_status check_choices(const cof_attention_params *p)
     COF_FAIL_IF(p->chunking != COF_CHUNKING_BALANCED && p->chunking != COF_CHUNKING_PADDED,
                 COF_ERR_INVALID, "params.chunking = %d: wanted 0 (balanced) or 1 (padded)",
                 (int)p->chunking);
-    COF_FAIL_IF(p->schedule != COF_SCHEDULE_DEFAULT && p->schedule != COF_SCHEDULE_RING,
-                COF_ERR_INVALID, "params.schedule = %d: wanted 0 (default) or 1 (ring)",
+    COF_FAIL_IF(p->schedule != COF_SCHEDULE_DEFAULT && p->schedule != COF_SCHEDULE_RING &&
+                    p->schedule != COF_SCHEDULE_GATHER,
+                COF_ERR_INVALID,
+                "params.schedule = %d: wanted 0 (default), 1 (ring) or 2 (gather)",
                 (int)p->schedule);
-    COF_FAIL_IF((p->forward_only | 1) != 1 || (p->wire_f32 | 1) != 1, COF_ERR_INVALID,
-                "params.%s: wanted 0 or 1",
-                (p->forward_only | 1) != 1 ? "forward_only" : "wire_f32");
-    COF_FAIL_IF(p->reserved != 0, COF_ERR_INVALID, "params.reserved = %d: wanted 0", p->reserved);
+    const struct {
+        const char *name;
+        int value;
+    } flags[] = {{"forward_only", p->forward_only}, {"wire_f32", p->wire_f32},
+                 {"save_kv", p->save_kv}};
+    for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++)
+        COF_FAIL_IF((flags[i].value | 1) != 1, COF_ERR_INVALID, "params.%s = %d: wanted 0 or 1",
+                    flags[i].name, flags[i].value);
+    COF_FAIL_IF(p->save_kv && p->forward_only, COF_ERR_INVALID,
+                "params.save_kv = 1: with forward_only nothing reads what is saved");
     return COF_OK;
 }
 
@@ -76,13 +87,14 @@ static cof_status check_sizes(const cof_attention_params *p)
 /* Validates, and fills defaults in. */
 static cof_status read_params(const cof_attention_params *given, cof_attention_params *p)
 {
-    COF_TRY(cofi_sized_read(p, sizeof *p, COFI_SIZE_THROUGH(cof_attention_params, reserved), given,
+    COF_TRY(cofi_sized_read(p, sizeof *p, COFI_SIZE_THROUGH(cof_attention_params, save_kv), given,
                             "params"));
     p->n_kv_heads = p->n_kv_heads ? p->n_kv_heads : p->n_heads;
     p->head_dim_v = p->head_dim_v ? p->head_dim_v : p->head_dim_qk;
     COF_TRY(check_choices(p));
     COF_TRY(check_sizes(p));
-    p->schedule = COF_SCHEDULE_RING;
+    if (p->schedule == COF_SCHEDULE_DEFAULT)
+        p->schedule = p->n_rows <= GATHER_MAX_ROWS ? COF_SCHEDULE_GATHER : COF_SCHEDULE_RING;
     p->scale = p->scale != 0 ? p->scale : 1 / sqrt((double)p->head_dim_qk);
     return COF_OK;
 }
@@ -130,12 +142,32 @@ static int n_slots(const struct cofi_attention_plan *plan)
 }
 
 static struct cofi_kv_buffer take_kv(const struct cofi_attention_plan *plan, char *base,
-                                     size_t *used, int element_bytes)
+                                     size_t *used, int64_t rows, int element_bytes)
 {
     const struct cofi_attention_dims *d = &plan->dims;
     int64_t heads = d->n_batch * d->n_kv_heads;
     int64_t row_elements[2] = {heads * d->dim_qk, heads * d->dim_v};
-    return cofi_kv_take(base, used, plan->max_rows, row_elements, element_bytes);
+    return cofi_kv_take(base, used, rows, row_elements, element_bytes);
+}
+
+/* Rows of others' keys that are held at once, in a buffer. */
+static int64_t kept_rows(const struct cofi_attention_plan *plan)
+{
+    return cofi_attention_gathers(plan) ? plan->params.n_rows : plan->max_rows;
+}
+
+/* Buffers for fetched keys: the plan's own, or in saved_kv. */
+static size_t lay_out_kept(struct cofi_attention_plan *plan, char *base, size_t *used)
+{
+    int element_bytes = plan->dims.is_bf16 ? 2 : 4;
+    size_t counted = 0;
+    bool saves = plan->params.save_kv, gathers = cofi_attention_gathers(plan);
+    for (int s = 0; s < (gathers || saves ? 1 : 2); s++)
+        plan->staging[s] =
+            take_kv(plan, saves ? NULL : base, saves ? &counted : used, kept_rows(plan),
+                    element_bytes);
+    plan->kept_bytes = counted;
+    return !saves ? 0 : gathers ? counted : counted * (size_t)(plan->n_ranks - 1);
 }
 
 /* Bytes of the arena's data; sets the offsets. */
@@ -144,9 +176,9 @@ static size_t lay_out_symmetric(struct cofi_attention_plan *plan)
     size_t used = 0;
     if (plan->n_ranks == 1)
         return 0;
-    plan->published = take_kv(plan, NULL, &used, plan->dims.is_bf16 ? 2 : 4);
+    plan->published = take_kv(plan, NULL, &used, plan->max_rows, plan->dims.is_bf16 ? 2 : 4);
     for (int s = 0; s < n_slots(plan); s++)
-        plan->home.slot[s] = take_kv(plan, NULL, &used, wire_bytes(plan));
+        plan->home.slot[s] = take_kv(plan, NULL, &used, plan->max_rows, wire_bytes(plan));
     return used;
 }
 
@@ -156,7 +188,8 @@ static size_t lay_out_local(struct cofi_attention_plan *plan, char *base)
     const struct cofi_attention_dims *d = &plan->dims;
     size_t used = 0, f = sizeof(float);
     size_t q_heads = (size_t)(d->n_batch * d->n_heads * plan->local_rows);
-    size_t k_heads = (size_t)(d->n_batch * d->n_heads * plan->max_rows); /* per query head */
+    int64_t k_rows = kept_rows(plan);
+    size_t k_heads = (size_t)(d->n_batch * d->n_heads * k_rows); /* per query head */
     size_t own_kv = (size_t)(d->n_batch * d->n_kv_heads * plan->local_rows);
     size_t dim[2] = {(size_t)d->dim_qk, (size_t)d->dim_v};
     plan->state = (struct cofi_attention_state){
@@ -165,8 +198,8 @@ static size_t lay_out_local(struct cofi_attention_plan *plan, char *base)
         .l = cofi_take(base, &used, q_heads * f),
         .n_rows = plan->local_rows,
     };
-    for (int s = 0; s < 2 && plan->n_ranks > 1; s++)
-        plan->staging[s] = take_kv(plan, base, &used, d->is_bf16 ? 2 : 4);
+    if (plan->n_ranks > 1)
+        plan->saved_bytes = lay_out_kept(plan, base, &used);
     if (plan->params.forward_only)
         return used;
     plan->grad = (struct cofi_attention_grad_state){
@@ -176,12 +209,12 @@ static size_t lay_out_local(struct cofi_attention_plan *plan, char *base)
         .dk = cofi_take(base, &used, k_heads * dim[0] * f),
         .dv = cofi_take(base, &used, k_heads * dim[1] * f),
         .n_q_rows = plan->local_rows,
-        .n_k_rows = plan->max_rows,
+        .n_k_rows = k_rows,
     };
     for (int is_v = 0; is_v < 2 && plan->n_ranks > 1; is_v++)
         plan->home.acc[is_v] = cofi_take(base, &used, own_kv * dim[is_v] * f);
     for (int s = 0; s < n_slots(plan); s++)
-        plan->home.outbox[s] = take_kv(plan, base, &used, wire_bytes(plan));
+        plan->home.outbox[s] = take_kv(plan, base, &used, plan->max_rows, wire_bytes(plan));
     return used;
 }
 
@@ -199,6 +232,7 @@ cof_status cof_attention_workspace(cof_team *team, const cof_attention_params *p
         &(cof_workspace_sizes){
             .local = lay_out_local(&plan, NULL) + sizeof plan,
             .symmetric = cofi_arena_slab_bytes(plan.n_ranks, symmetric, COFI_ATTENTION_PURPOSES),
+            .saved = plan.saved_bytes,
             .words = cofi_arena_words_bytes(plan.n_ranks, COFI_ATTENTION_PURPOSES)});
 }
 
@@ -211,8 +245,8 @@ static void describe(struct cofi_attention_plan *plan, const cof_arena *arena)
     cofi_arena_name(plan->base.team, arena, engine, sizeof engine);
     snprintf(plan->base.describe, sizeof plan->base.describe,
              "attention format=%s dtype=%s B=%lld S=%lld H=%lld Hkv=%lld Dqk=%lld Dv=%lld mask=%s "
-             "layout=%s chunking=%s scale=%.9g wire=%s direction=%s schedule=ring P=%d engine=%s "
-             "device=cpu isa=%s gemm=%s",
+             "layout=%s chunking=%s scale=%.9g wire=%s direction=%s schedule=%s save_kv=%d P=%d "
+             "engine=%s device=cpu isa=%s gemm=%s",
              p->format == COF_FORMAT_BSHD ? "bshd" : "sbhd", cof_dtype_name(p->dtype),
              (long long)p->n_batch, (long long)p->n_rows, (long long)p->n_heads,
              (long long)p->n_kv_heads, (long long)p->head_dim_qk, (long long)p->head_dim_v,
@@ -220,7 +254,7 @@ static void describe(struct cofi_attention_plan *plan, const cof_arena *arena)
              p->layout == COF_LAYOUT_ZIGZAG ? "zigzag" : "contiguous",
              p->chunking == COF_CHUNKING_BALANCED ? "balanced" : "padded", p->scale,
              wire_bytes(plan) == 4 ? "f32" : "bf16", p->forward_only ? "forward" : "both",
-             plan->n_ranks, engine, cofi_isa_name(cofi_isa()),
+             p->schedule == COF_SCHEDULE_GATHER ? "gather" : "ring", p->save_kv, plan->n_ranks, engine, cofi_isa_name(cofi_isa()),
              cofi_gemm_name());
 }
 
@@ -338,6 +372,25 @@ static cof_status read_lse(const struct cofi_attention_plan *plan, const cof_ten
     return COF_OK;
 }
 
+static cof_status read_saved(const struct cofi_attention_plan *plan, const cof_tensor *t,
+                             struct cofi_attention_call *call)
+{
+    static const char *const dims[] = {"n"};
+    COF_FAIL_IF(t && !plan->params.save_kv, COF_ERR_INVALID,
+                "saved_kv: wanted NULL, the plan was made without save_kv");
+    if (!t && plan->saved_bytes == 0)
+        return COF_OK;
+    int64_t n = t && t->ndim == 1 && t->shape ? t->shape[0] : (int64_t)plan->saved_bytes;
+    COF_TRY(cofi_tensor_check(t, &(struct cofi_tensor_rule){"saved_kv", COF_U8, 1, &n, dims}));
+    COF_FAIL_IF(n < (int64_t)plan->saved_bytes, COF_ERR_INVALID,
+                "saved_kv: %lld bytes, wanted at least %zu (cof_attention_workspace)", (long long)n,
+                plan->saved_bytes);
+    call->saved_kv = cofi_tensor_data(t);
+    COF_FAIL_IF((uintptr_t)call->saved_kv % 128, COF_ERR_INVALID,
+                "saved_kv: data at %p, wanted alignment to 128 bytes", call->saved_kv);
+    return COF_OK;
+}
+
 struct named_tensor {
     const char *name;
     const cof_tensor *tensor;
@@ -371,6 +424,7 @@ static cof_status read_call(const struct cofi_attention_plan *plan, const cof_at
     COF_TRY(read_view(plan, a.v, "v", d->n_kv_heads, d->dim_v, &call->v));
     COF_TRY(read_view(plan, a.o, "o", d->n_heads, d->dim_v, &call->o));
     COF_TRY(read_lse(plan, a.lse, call));
+    COF_TRY(read_saved(plan, a.saved_kv, call));
     struct named_tensor forward_in[] = {{"q", a.q}, {"k", a.k}, {"v", a.v}};
     struct named_tensor forward_out[] = {{"o", a.o}, {"lse", a.lse}};
     if (!backward)
@@ -405,8 +459,7 @@ static cof_status run(cof_plan *base, const cof_attention_args *args, cof_stream
         return COF_OK;
     }
     COF_TRY(cofi_stream_begin(base->team->world, stream, &s));
-    cof_status status = backward ? cofi_attention_ring_backward(plan, &call, s)
-                                : cofi_attention_ring_forward(plan, &call, s);
+    cof_status status = cofi_attention_enqueue(plan, &call, backward, s);
     return cofi_stream_end(base->team->world, stream, status);
 }
 

@@ -46,7 +46,8 @@ struct cofi_attention_plan {
     struct cofi_cpu_stream *comm; /* fetches, and sums of returned gradients */
 
     struct cofi_kv_buffer published;   /* this rank's K, V, in the arena */
-    struct cofi_kv_buffer staging[2];  /* fetched K, V */
+    struct cofi_kv_buffer staging[2];  /* fetched K, V; save_kv: how they lie in saved_kv */
+    size_t kept_bytes, saved_bytes;    /* of one such buffer; of a saved_kv */
     struct cofi_grad_exchange home;    /* of returned gradients */
     struct cofi_attention_state state; /* forward */
     struct cofi_attention_grad_state grad;
@@ -58,14 +59,18 @@ struct cofi_attention_call {
     struct cofi_attention_view q, k, v, o, dout, dq, dk, dv;
     float *lse;
     int64_t lse_batch_stride, lse_head_stride;
+    void *saved_kv;
 };
 
-/* attention_ring.c: enqueue one call. */
-cof_status cofi_attention_ring_forward(struct cofi_attention_plan *plan,
-                                       const struct cofi_attention_call *call,
-                                       struct cofi_cpu_stream *stream);
-cof_status cofi_attention_ring_backward(struct cofi_attention_plan *plan,
-                                        const struct cofi_attention_call *call,
-                                        struct cofi_cpu_stream *stream);
+/* One rank has nothing to gather. */
+static inline bool cofi_attention_gathers(const struct cofi_attention_plan *plan)
+{
+    return plan->params.schedule == COF_SCHEDULE_GATHER && plan->n_ranks > 1;
+}
+
+/* attention_calls.c: enqueues one call. */
+cof_status cofi_attention_enqueue(struct cofi_attention_plan *plan,
+                                  const struct cofi_attention_call *call, bool backward,
+                                  struct cofi_cpu_stream *stream);
 
 #endif

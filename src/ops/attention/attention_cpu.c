@@ -170,7 +170,7 @@ static void partial_store_one(const struct row_job *job, int which, int64_t b, i
     const int64_t first_head = b * dims->n_heads + kv_head * group;
     float sum[TILE_DIM];
     if (acc)
-        memcpy(sum, acc + ((src_row * dims->n_batch + b) * dims->n_kv_heads + kv_head) * dim,
+        memcpy(sum, acc + ((row * dims->n_batch + b) * dims->n_kv_heads + kv_head) * dim,
                (size_t)dim * sizeof *sum);
     for (int64_t g = 0; g < group; g++) {
         const float *part = src + ((first_head + g) * job->grad->n_k_rows + src_row) * dim;

@@ -1,74 +1,63 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* The transfers of the ring schedule: keys and values out of their owners, gradients home to them.
- * The protocol is told at the head of attention_ring.c. */
+/* The transfers of all schedules: keys and values out of their owners, gradients home to them. The
+ * protocol is told at the head of attention_ring.c. */
 #include <string.h>
 
 #include "core/faults.h"
-#include "ops/attention/attention_ring.h"
+#include "ops/attention/attention_schedule.h"
 #include "symm/symm.h"
 
-/* ---- exchange buffers ----------------------------------------------------------------------- */
-
-/* `data` seen as rows of [B][Hkv][dim]. */
-struct cofi_attention_view cofi_attention_ring_view(const struct cofi_attention_plan *plan,
-                                                    void *data, bool is_v)
+struct cofi_attention_view cofi_attention_rows(const struct cofi_attention_plan *plan, void *data,
+                                               int is_v)
 {
     int64_t dim = is_v ? plan->dims.dim_v : plan->dims.dim_qk;
     return (struct cofi_attention_view){data, plan->dims.n_kv_heads * dim,
                                         plan->published.row_elements[is_v], dim};
 }
 
-/* ---- open: both directions ------------------------------------------------------------------ */
-
-/* One row of K and of V into the exchange layout. */
-static void copy_out_row(void *arg, int64_t row, struct cofi_cpu_worker *worker)
+struct cofi_kv_buffer cofi_attention_kept(const struct cofi_attention_plan *plan, void *saved,
+                                          int step)
 {
-    (void)worker;
-    const struct cofi_ring_open_args *a = arg;
-    struct cofi_attention_plan *plan = a->plan;
-    size_t element = (size_t)plan->published.element_bytes;
-    for (int is_v = 0; is_v < 2; is_v++) {
-        const struct cofi_attention_view *from = is_v ? &a->v : &a->k;
-        size_t dim_bytes = (size_t)(is_v ? plan->dims.dim_v : plan->dims.dim_qk) * element;
-        char *to = cofi_arena_data(plan->binding.arena) + cofi_kv_at(&plan->published, is_v, row);
-        for (int64_t b = 0; b < plan->dims.n_batch; b++)
-            for (int64_t h = 0; h < plan->dims.n_kv_heads; h++, to += dim_bytes)
-                memcpy(to,
-                       (const char *)from->data + (size_t)(b * from->batch_stride +
-                                                           row * from->row_stride +
-                                                           h * from->head_stride) * element,
-                       dim_bytes);
+    int place = plan->params.schedule == COF_SCHEDULE_GATHER ? 0
+                : saved                                      ? step - 1
+                                                             : (step - 1) & 1;
+    struct cofi_kv_buffer b = plan->staging[saved ? 0 : place];
+    if (saved) { /* one behind the other */
+        b.local = (char *)saved + (size_t)place * plan->kept_bytes;
+        b.offset[1] -= b.offset[0];
+        b.offset[0] = 0;
+    }
+    return b;
+}
+
+/* ---- fetch ---------------------------------------------------------------------------------- */
+
+static void get_rows(struct cofi_attention_plan *plan, int owner, int64_t from_row, int64_t n,
+                     const struct cofi_kv_buffer *to, int64_t to_row)
+{
+    const struct cofi_kv_buffer *from = &plan->published;
+    for (int is_v = 0; is_v < 2; is_v++)
+        cofi_arena_get(plan->binding.arena, to->local + cofi_kv_at(to, is_v, to_row), owner,
+                       cofi_kv_at(from, is_v, from_row), cofi_kv_bytes(from, is_v, n));
+}
+
+/* Each half that this rank needs, to its global rows. */
+static void get_chunks(struct cofi_attention_plan *plan, int owner, const struct cofi_kv_buffer *to)
+{
+    const cof_layout *l = &plan->layout;
+    for (int half = 0; half < cof_layout_halves(l); half++) {
+        int64_t chunk = cof_layout_chunk(l, owner, half);
+        if (cof_layout_needs(l, plan->params.mask, plan->rank, chunk))
+            get_rows(plan, owner, cof_layout_half_start(l, owner, half),
+                     cof_layout_chunk_rows(l, chunk), to, cof_layout_chunk_start(l, chunk));
     }
 }
 
-cof_status cofi_attention_ring_open(struct cofi_cpu_stream *s, const void *args)
-{
-    struct cofi_ring_open_args a = *(const struct cofi_ring_open_args *)args;
-    struct cofi_attention_plan *plan = a.plan;
-    struct cofi_binding *b = &plan->binding;
-    const struct cofi_call call = {.direction = (uint32_t)a.direction, .n_empty = a.n_empty};
-    COF_TRY(cofi_call_begin(b, &call));
-    for (int i = 1; i < plan->n_ranks && !COFI_FAULT(KV_ACK_WAIT, plan->rank); i++)
-        COF_TRY(cofi_call_wait_ack(b, cofi_ring_writer(plan, i), COFI_KV_ACK,
-                                   b->mark[COFI_KV_MARK], "keys of the last call read"));
-    b->mark[COFI_KV_MARK] = cofi_call_epoch(b);
-    if (a.direction == COFI_BACKWARD)
-        cofi_grad_begin(&plan->home);
-    if (plan->n_ranks == 1)
-        return COF_OK;
-    cofi_cpu_parallel(s, plan->local_rows, copy_out_row, &a);
-    for (int i = 1; i < plan->n_ranks; i++)
-        cofi_call_signal(b, cofi_ring_writer(plan, i), COFI_KV_READY);
-    return COF_OK;
-}
-
-/* ---- fetch: both directions, on C ----------------------------------------------------------- */
-
-cof_status cofi_attention_ring_fetch(struct cofi_cpu_stream *s, const void *args)
+cof_status cofi_attention_fetch(struct cofi_cpu_stream *s, const void *args)
 {
     (void)s;
-    struct cofi_ring_step_args a = *(const struct cofi_ring_step_args *)args;
+    struct cofi_fetch_args a = *(const struct cofi_fetch_args *)args;
     struct cofi_attention_plan *plan = a.plan;
     int owner = cofi_ring_owner(plan, a.step);
     int64_t begin, end;
@@ -76,11 +65,10 @@ cof_status cofi_attention_ring_fetch(struct cofi_cpu_stream *s, const void *args
     if (begin < end) {
         if (!COFI_FAULT(KV_READY_WAIT, plan->rank))
             COF_TRY(cofi_call_wait_ready(&plan->binding, owner, COFI_KV_READY, "keys published"));
-        const struct cofi_kv_buffer *to = &plan->staging[(a.step - 1) & 1];
-        const struct cofi_kv_buffer *from = &plan->published;
-        for (int is_v = 0; is_v < 2; is_v++)
-            cofi_arena_get(plan->binding.arena, to->local + cofi_kv_at(to, is_v, begin), owner,
-                           cofi_kv_at(from, is_v, begin), cofi_kv_bytes(from, is_v, end - begin));
+        if (plan->params.schedule == COF_SCHEDULE_GATHER)
+            get_chunks(plan, owner, &a.to);
+        else
+            get_rows(plan, owner, begin, end - begin, &a.to, begin);
     }
     if (!COFI_FAULT(KV_ACK, plan->rank))
         cofi_call_signal(&plan->binding, owner, COFI_KV_ACK);
@@ -89,24 +77,55 @@ cof_status cofi_attention_ring_fetch(struct cofi_cpu_stream *s, const void *args
 
 /* ---- gradients home ------------------------------------------------------------------------- */
 
-cof_status cofi_attention_ring_return(struct cofi_cpu_stream *s, struct cofi_attention_plan *plan,
-                                      int step, int64_t begin, int64_t end)
+/* Rows [begin, end) of the owner's, of which the partial holds the first at `from`. */
+static void store_rows(struct cofi_cpu_stream *s, const struct cofi_attention_plan *plan,
+                       void *const to[2], int64_t first, int64_t begin, int64_t end, int64_t from)
 {
     struct cofi_attention_view view[2];
-    void *to[2];
-    COF_TRY(cofi_grad_open(&plan->home, step, begin, to));
+    const struct cofi_kv_buffer *slot = &plan->home.slot[0];
     for (int is_v = 0; is_v < 2; is_v++)
-        view[is_v] = cofi_attention_ring_view(plan, to[is_v], is_v);
-    cofi_attention_cpu_partial_store(s, &plan->dims, &plan->grad, begin, end - begin, NULL, NULL,
+        view[is_v] = cofi_attention_rows(
+            plan, (char *)to[is_v] + cofi_kv_bytes(slot, is_v, begin - first), is_v);
+    cofi_attention_cpu_partial_store(s, &plan->dims, &plan->grad, from, end - begin, NULL, NULL,
                                      plan->params.wire_f32, &view[0], &view[1]);
+}
+
+/* In gather the partial has global rows; padding between the halves has none, and is not read. */
+static void store_chunks(struct cofi_cpu_stream *s, const struct cofi_attention_plan *plan,
+                         int owner, void *const to[2], int64_t first)
+{
+    const cof_layout *l = &plan->layout;
+    for (int half = 0; half < cof_layout_halves(l); half++) {
+        int64_t chunk = cof_layout_chunk(l, owner, half);
+        int64_t begin = cof_layout_half_start(l, owner, half);
+        if (cof_layout_needs(l, plan->params.mask, plan->rank, chunk))
+            store_rows(s, plan, to, first, begin, begin + cof_layout_chunk_rows(l, chunk),
+                       cof_layout_chunk_start(l, chunk));
+    }
+}
+
+cof_status cofi_attention_return(struct cofi_cpu_stream *s, struct cofi_attention_plan *plan,
+                                 int step)
+{
+    int owner = cofi_ring_owner(plan, step);
+    int64_t begin, end;
+    void *to[2];
+    cofi_attention_needed_rows(&plan->layout, plan->params.mask, plan->rank, owner, &begin, &end);
+    if (begin == end)
+        return COF_OK;
+    COF_TRY(cofi_grad_open(&plan->home, step, begin, to));
+    if (plan->params.schedule == COF_SCHEDULE_GATHER)
+        store_chunks(s, plan, owner, to, begin);
+    else
+        store_rows(s, plan, to, begin, begin, end, begin);
     cofi_grad_close(&plan->home, step, begin, end, to);
     return COF_OK;
 }
 
-cof_status cofi_attention_ring_sum(struct cofi_cpu_stream *s, const void *args)
+cof_status cofi_attention_sum(struct cofi_cpu_stream *s, const void *args)
 {
     (void)s;
-    struct cofi_ring_step_args a = *(const struct cofi_ring_step_args *)args;
+    struct cofi_step_args a = *(const struct cofi_step_args *)args;
     struct cofi_attention_plan *plan = a.plan;
     int64_t begin, end;
     cofi_attention_needed_rows(&plan->layout, plan->params.mask, cofi_ring_writer(plan, a.step),
