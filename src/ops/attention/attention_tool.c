@@ -337,6 +337,7 @@ static int command(int argc, char **argv)
 }
 
 extern const struct cofi_op_check cofi_attention_check;
+extern const struct cofi_op_bench cofi_attention_bench;
 extern const struct cofi_op cofi_op_attention;
 
 static const struct cofi_op_run attention_run = {.usage = usage, .command = command};
@@ -346,4 +347,5 @@ const struct cofi_op cofi_op_attention = {
     .summary = "context-parallel attention, forward and backward",
     .check = &cofi_attention_check,
     .run = &attention_run,
+    .bench = &cofi_attention_bench,
 };
