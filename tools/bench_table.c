@@ -29,6 +29,10 @@ static void make_row(const struct cofi_bench_report *report, const struct cofi_b
 {
     const struct cofi_bench_result *one = cofi_bench_one_rank(report, r);
     row->shown_rate = number(row->rate, "1", r->flops / r->median * 1e-9, r->flops > 0);
+    if (r->flops == 0 && r->wire_bytes > 0) { /* a call that only moves data */
+        snprintf(row->rate, sizeof row->rate, "%.2f GB/s", r->wire_bytes / r->median * 1e-9);
+        row->shown_rate = row->rate;
+    }
     row->shown_efficiency =
         number(row->efficiency, "%", 100 * r->efficiency, r->efficiency > 0);
     row->shown_of_one = number(row->of_one, "2", one ? one->median / r->median : 0,
@@ -44,7 +48,7 @@ static void print_row(const struct cofi_bench_report *report, const struct cofi_
 {
     struct row row;
     make_row(report, r, &row);
-    printf("%5d %7d  %-4s %-5s %-6s  %-9s %10.3f %10.3f %10.3f %10.3f %6.1f%% %8s %8s %9s "
+    printf("%5d %7d  %-4s %-5s %-6s  %-9s %10.3f %10.3f %10.3f %10.3f %6.1f%% %9s %6s %9s "
            "%7.2f %7.2f\n",
            r->ranks, r->threads, r->pinned ? "yes" : "no", r->cache, r->staged ? "yes" : "no",
            r->direction, r->median * 1e3, r->p90 * 1e3, r->p99 * 1e3, r->min * 1e3,
@@ -58,7 +62,7 @@ void cofi_bench_table_print(const struct cofi_bench_report *report, int first)
         if (begins_case(report, i))
             printf("%s%s\n"
                    "ranks threads  pin  cache staged  call       median ms     p90 ms     p99 ms"
-                   "     min ms  spread  GFLOP/s    yard. of 1 rank  plan ms   later\n",
+                   "     min ms  spread   GFLOP/s  yard. of 1 rank  plan ms   later\n",
                    i ? "\n" : "", report->results[i].line);
         print_row(report, &report->results[i]);
     }
