@@ -3,7 +3,7 @@
 #
 # Thin: CMake builds (CMakePresets.json), scripts test. `make help` lists the targets.
 
-.PHONY: all setup setup-test demo test check asan ubsan tsan install clean help
+.PHONY: all setup setup-test demo test check bench asan ubsan tsan install clean help
 .NOTPARALLEL:
 PREFIX ?= /usr/local
 
@@ -25,6 +25,9 @@ test: setup-test all
 check: all
 	@build/cofuse check --ranks 1,2,3,4
 
+bench: all
+	@build/cofuse bench --json build/bench.json
+
 asan ubsan tsan: setup-test
 	@tests/run_tests.sh $@
 
@@ -39,6 +42,7 @@ help:
 	@echo "make demo     attention over several ranks on sample tensors, beside the reference"
 	@echo "make test     every test"
 	@echo "make check    every kernel against its reference"
+	@echo "make bench    times the same calls; build/bench.json"
 	@echo "make asan     unit tests and a short check under AddressSanitizer; also: ubsan, tsan"
 	@echo "make install  into PREFIX ($(PREFIX))"
 	@echo "make clean    removes build/"

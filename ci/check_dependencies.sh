@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.." || exit 2
 failed=0
 
 # What the program alone may see of an operator: the library never includes it.
-readonly TOOL_SIDE='ops/(ops|check|.*_(ref|plain|check|cases|tool)[a-z0-9_]*)\.[ch]$'
+readonly TOOL_SIDE='ops/(ops|check|bench|.*_(ref|plain|check|cases|tool|bench)[a-z0-9_]*)\.[ch]$'
 readonly TOOL_SIDE_HEADER="^$TOOL_SIDE" TOOL_SIDE_SOURCE="^src/$TOOL_SIDE"
 readonly STANDARD='^(stddef|stdint|stdbool)\.h$'
 

@@ -2,8 +2,8 @@
 # SPDX-FileCopyrightText: The Cofuse authors
 # SPDX-License-Identifier: Apache-2.0
 #
-# Pages say what the code does: the table of variables, links, the README's program, and a comment
-# on every public function.
+# Pages say what the code does: the table of variables, that of measurements, links, the README's
+# program, and a comment on every public function. --update writes the two tables first.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
 failed=0
@@ -12,12 +12,51 @@ fail() {
     failed=1
 }
 
+# The tables of docs/performance.md, from the stored results.
+measurements() {
+    local file
+    for file in bench/results/*.json; do
+        echo
+        if [ ! -e "$file" ]; then
+            echo "No run is stored yet."
+            continue
+        fi
+        echo "From \`$file\`:"
+        echo
+        build/cofuse bench --from "$file" --markdown || echo "$file cannot be read"
+    done
+    echo
+}
+readonly TABLES_BEGIN='<!-- tables: begin -->' TABLES_END='<!-- tables: end -->'
+performance_page() { # the page with its tables made anew
+    awk -v begin="$TABLES_BEGIN" -v end="$TABLES_END" -v tables="$1" '
+        $0 == end { on = 0 }
+        !on { print }
+        $0 == begin { on = 1; while ((getline line <tables) > 0) print line }
+    ' docs/performance.md
+}
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+measurements >"$scratch/tables"
+performance_page "$scratch/tables" >"$scratch/performance.md"
+if [ "${1:-}" = --update ]; then
+    cp "$scratch/performance.md" docs/performance.md
+    build/cofuse info --env-markdown >docs/environment.md
+fi
+for line in "$TABLES_BEGIN" "$TABLES_END"; do
+    grep -qFx -e "$line" docs/performance.md || fail "docs/performance.md: wanted the line $line"
+done
+difference=$(diff docs/performance.md "$scratch/performance.md") ||
+    fail "docs/performance.md is not in step with bench/results (ci/check_docs.sh --update):
+$difference"
+
 # docs/environment.md is printed by the program.
 difference=$(diff docs/environment.md <(build/cofuse info --env-markdown)) ||
     fail "docs/environment.md is not what 'build/cofuse info --env-markdown' prints:
 $difference"
 
 # Relative links lead somewhere.
+readonly FOLDERS='(src|include|tools|tests|docs|ci|bench|samples|examples)'
 if git rev-parse --git-dir >/dev/null 2>&1; then
     mapfile -t pages < <(git ls-files --cached --others --exclude-standard '*.md')
 else
@@ -31,11 +70,9 @@ for page in "${pages[@]}"; do
     done < <(grep -oE '\]\([^)[:space:]]+\)' "$page" | sed -E 's/^\]\((.*)\)$/\1/' |
         grep -vE '^[a-z]+:')
     # Files named in code font from the root of the tree.
-    # shellcheck disable=SC2016
     while IFS= read -r path; do
         [ -e "$path" ] || fail "$page: no such file: $path"
-    done < <(grep -oE '`(src|include|tools|tests|docs|ci|samples|examples)/[A-Za-z0-9_./-]+`' \
-        "$page" | tr -d '`' | sort -u)
+    done < <(grep -oE "\`$FOLDERS/[A-Za-z0-9_./-]+\`" "$page" | tr -d '`' | sort -u)
 done
 
 # The README shows the first example as it is, its SPDX lines apart.

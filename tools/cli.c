@@ -3,6 +3,7 @@
 #include "cli.h"
 
 #include <errno.h>
+#include <fnmatch.h>
 #include <math.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -156,6 +157,15 @@ bool cofi_cli_ranks(const char *option, const char *text, struct cofi_rank_count
     }
     *out = counts;
     return true;
+}
+
+bool cofi_cli_matches(const char *pattern, const char *line)
+{
+    char wide[1024];
+    if (strstr(line, pattern))
+        return true;
+    snprintf(wide, sizeof wide, "*%s*", pattern);
+    return strpbrk(pattern, "*?") && fnmatch(wide, line, 0) == 0;
 }
 
 static char busy_text[128];

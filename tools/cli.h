@@ -42,6 +42,9 @@ struct cofi_rank_counts {
 };
 bool cofi_cli_ranks(const char *option, const char *text, struct cofi_rank_counts *out);
 
+/* Whether PATTERN selects a case's line: it is part of it, or matches a part with * and ?. */
+bool cofi_cli_matches(const char *pattern, const char *line);
+
 /* When stderr is a terminal: shows `text` and the seconds passed once it has taken more than a
  * second, until cofi_cli_idle. By SIGALRM, so it works while the caller is blocked. */
 void cofi_cli_busy(const char *text);

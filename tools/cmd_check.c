@@ -4,7 +4,6 @@
  * same list; rank 0 prints, and keeps the counts in the shared memory, where the parent finds them
  * however the job ended. */
 #define _GNU_SOURCE
-#include <fnmatch.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -60,20 +59,11 @@ _Static_assert(sizeof(struct shared) <= HEADER_BYTES, "the header has room");
 
 /* ---- Selection ---- */
 
-static bool matches(const char *pattern, const char *line)
-{
-    char wide[LINE_BYTES + 4];
-    if (strstr(line, pattern))
-        return true;
-    snprintf(wide, sizeof wide, "*%s*", pattern);
-    return strpbrk(pattern, "*?") && fnmatch(wide, line, 0) == 0;
-}
-
 static bool is_selected(const struct request *r, const char *line)
 {
     bool selected = r->n_patterns == 0;
     for (int i = 0; i < r->n_patterns && !selected; i++)
-        selected = matches(r->patterns[i], line);
+        selected = cofi_cli_matches(r->patterns[i], line);
     return selected;
 }
 

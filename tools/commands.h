@@ -8,5 +8,6 @@ int cofi_cmd_info(int argc, char **argv);
 int cofi_cmd_launch(int argc, char **argv);
 int cofi_cmd_run(int argc, char **argv);
 int cofi_cmd_check(int argc, char **argv);
+int cofi_cmd_bench(int argc, char **argv);
 
 #endif

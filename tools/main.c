@@ -21,6 +21,7 @@ static const struct {
     {"launch", cofi_cmd_launch, "start the ranks of a program on this host"},
     {"run", cofi_cmd_run, "run an operator on tensors from a file"},
     {"check", cofi_cmd_check, "compare every kernel with its reference"},
+    {"bench", cofi_cmd_bench, "time the calls that check compares"},
 };
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
 

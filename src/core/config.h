@@ -25,6 +25,8 @@ enum cofi_var_type { COFI_INT, COFI_SECONDS, COFI_CHOICE, COFI_TEXT };
       "deadline of every wait of a running plan")                                                  \
     X(THREADS, "COFUSE_THREADS", COFI_INT, "0", "0 = cores / ranks on this host",                  \
       "threads of a CPU stream")                                                                   \
+    X(PIN, "COFUSE_PIN", COFI_CHOICE, "auto", "auto|no",                                           \
+      "pin threads to cores: where ranks x threads fit, or never")                                 \
     X(GEMM, "COFUSE_GEMM", COFI_CHOICE, "auto", "auto|onednn|plain",                               \
       "matrix products on the CPU: oneDNN where it can be loaded, or plain C")                     \
     X(CPU_ISA, "COFUSE_CPU_ISA", COFI_CHOICE, "auto", "auto|scalar|avx2|avx512|avx512_bf16",       \

@@ -1,6 +1,7 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* What the program `cofuse` knows of an operator: its check cases and its `run` command. Compiled
+/* What the program `cofuse` knows of an operator: its check cases, its `run` command
+ * and what `cofuse bench` times. Compiled
  * into the program and the tests, never into the library. A new operator adds its folder and one
  * line to the table in ops.c. */
 #ifndef COFI_OPS_H
@@ -47,6 +48,39 @@ struct cofi_op_check {
                            int64_t idx, struct cofi_check_result *result);
 };
 
+/* ---- `cofuse bench`: times the very call that check compares ---- */
+
+enum { COFI_BENCH_DIRECTIONS = 4 };
+
+/* What a case is, known without running it; over all ranks together. */
+struct cofi_bench_size {
+    int n_directions;                         /* of the operator's, those that this case has */
+    size_t set_bytes;                         /* tensors of one buffer set */
+    double flops[COFI_BENCH_DIRECTIONS];      /* of a call; 0: not told */
+    double wire_bytes[COFI_BENCH_DIRECTIONS]; /* that a call moves between ranks */
+};
+
+/* A case is a line of key=value words, the operator's name first (ops/bench.h reads it). `bench` is
+ * the operator's own state of one rank. create, make_plan, run and rate are collective over the
+ * job's ranks; the caller times them and sees to it that
+ *   - run is called with a direction only after those before it have run on that buffer set,
+ *   - all streams are idle when a plan is destroyed (cof_plan_destroy) or the state is. */
+struct cofi_op_bench {
+    const char *shapes; /* the cases: text of bench/shapes/<op>.txt */
+    const char *directions[COFI_BENCH_DIRECTIONS]; /* "forward", "backward" */
+    /* COF_ERR_INVALID naming the word, its value and the rule. */
+    cof_status (*size)(const char *line, int n_ranks, struct cofi_bench_size *size_out);
+    /* Tensors of n_sets buffer sets, inputs filled. */
+    cof_status (*create)(struct cofi_job *job, const char *line, int n_sets, void **bench_out);
+    cof_status (*make_plan)(void *bench, cof_plan **plan_out);
+    /* Enqueues one call on buffers of set 0 .. n_sets-1. */
+    cof_status (*run)(void *bench, cof_plan *plan, int direction, int set, cof_stream stream);
+    /* flop/s of this rank with all ranks at it: what the rate of the calls is held against.
+     * NULL: there is no such yardstick. */
+    cof_status (*rate)(void *bench, double seconds, double *rate_out);
+    void (*destroy)(void *bench); /* NULL is allowed */
+};
+
 /* `cofuse run <op>`. Parent and ranks parse the same command line; the parent reads the files, lays
  * out the shared bytes, starts the ranks, and alone writes and renames outputs. */
 struct cofi_op_run {
@@ -59,6 +93,7 @@ struct cofi_op {
     const char *summary;
     const struct cofi_op_check *check;
     const struct cofi_op_run *run;
+    const struct cofi_op_bench *bench;
 };
 
 extern const struct cofi_op *const cofi_ops[]; /* NULL at the end */

@@ -37,7 +37,7 @@ struct cof_world {
     const struct cofi_engine_ops *ops;
     double init_timeout, run_timeout; /* seconds; <= 0: none */
     int n_threads;
-    bool own_cores; /* ranks x threads <= cores: threads are pinned and may spin */
+    bool own_cores; /* ranks x threads <= cores: threads may spin, and be pinned */
     char job[80];
     int *socket;               /* by rank; -1 for this one */
     struct cofi_hello *hello;  /* by rank */

@@ -173,6 +173,11 @@ static cof_status check_engine_fits(const cof_world *w)
     return COF_OK;
 }
 
+static bool pins_threads(const cof_world *w)
+{
+    return w->own_cores && strcmp(cofi_config_text(COFI_VAR_PIN), "no") != 0;
+}
+
 cof_status cofi_world_stream_open(cof_world *w, int n_threads, bool with_gemm, const char *name,
                                   struct cofi_cpu_stream **out)
 {
@@ -180,7 +185,7 @@ cof_status cofi_world_stream_open(cof_world *w, int n_threads, bool with_gemm, c
     bool first = with_gemm && !w->stream;
     return cofi_cpu_stream_open(
         &(struct cofi_cpu_stream_options){.n_threads = n_threads, .with_gemm = with_gemm,
-                                          .pin = first && w->own_cores,
+                                          .pin = first && pins_threads(w),
                                           .first_core = w->rank * w->n_threads,
                                           .run_timeout = w->run_timeout, .name = name},
         out);
@@ -226,7 +231,7 @@ cof_status cof_world_create(const cof_world_options *options, cof_world **world_
         return cofi_fail_text(status, text);
     }
     cofi_log(COFI_LOG_PROCESS, "rank %d of %d, engine %s, %d threads%s, %s, gemm %s", w->rank,
-             w->n_ranks, w->ops->name, w->n_threads, w->own_cores ? " pinned" : "",
+             w->n_ranks, w->ops->name, w->n_threads, pins_threads(w) ? " pinned" : "",
              cofi_isa_name(cofi_isa()), cofi_gemm_name());
     *world_out = w;
     return COF_OK;

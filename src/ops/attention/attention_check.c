@@ -37,30 +37,16 @@ static void delay(struct run *run)
 
 static cof_status forward(struct run *run, int micro, cof_stream stream)
 {
-    struct cofi_attention_local_tensor *t = run->local[micro].tensor;
-    cof_attention_args args = COF_ATTENTION_ARGS_INIT;
-    args.q = &t[COFI_CT_Q].view;
-    args.k = &t[COFI_CT_K].view;
-    args.v = &t[COFI_CT_V].view;
-    args.o = &t[COFI_CT_O].view;
-    args.lse = &t[COFI_CT_LSE].view;
+    cof_attention_args args;
+    cofi_attention_local_args(&run->local[micro], false, &args);
     delay(run);
     return cof_attention_forward(run->plan, &args, stream);
 }
 
 static cof_status backward(struct run *run, int micro, cof_stream stream)
 {
-    struct cofi_attention_local_tensor *t = run->local[micro].tensor;
-    cof_attention_args args = COF_ATTENTION_ARGS_INIT;
-    args.q = &t[COFI_CT_Q].view;
-    args.k = &t[COFI_CT_K].view;
-    args.v = &t[COFI_CT_V].view;
-    args.o = &t[COFI_CT_O].view;
-    args.lse = &t[COFI_CT_LSE].view;
-    args.dout = &t[COFI_CT_DOUT].view;
-    args.dq = &t[COFI_CT_DQ].view;
-    args.dk = &t[COFI_CT_DK].view;
-    args.dv = &t[COFI_CT_DV].view;
+    cof_attention_args args;
+    cofi_attention_local_args(&run->local[micro], true, &args);
     delay(run);
     return cof_attention_backward(run->plan, &args, stream);
 }

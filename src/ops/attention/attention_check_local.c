@@ -119,18 +119,16 @@ static void fill_input(const struct cofi_attention_local *local, int which,
     }
 }
 
-cof_status cofi_attention_local_make(const struct cofi_job *job,
-                                     const struct cofi_attention_case *c, uint64_t seed,
-                                     const struct cofi_attention_data *data,
+cof_status cofi_attention_local_open(const struct cofi_job *job,
+                                     const struct cofi_attention_case *c,
                                      struct cofi_attention_local *local)
 {
-    const struct cofi_attention_problem *p = &data->problem;
-    const struct cofi_attention_view *from[] = {&p->q, &p->k, &p->v, &p->dout};
+    const cof_attention_params *p = &c->params;
     memset(local, 0, sizeof *local);
-    local->layout = (cof_layout){c->params.layout, c->params.chunking, job->n_ranks, p->n_rows};
+    local->layout = (cof_layout){p->layout, p->chunking, job->n_ranks, p->n_rows};
     local->rank = job->rank;
     local->n_rows = cof_layout_local_rows(&local->layout, job->rank);
-    local->bad = choose_bad(c, seed);
+    local->bad.tensor = COFI_CT_N;
     for (int t = 0; t < COFI_CT_N; t++) {
         if (is_backward(t) && !cofi_attention_case_has_backward(c))
             continue;
@@ -139,12 +137,44 @@ cof_status cofi_attention_local_make(const struct cofi_job *job,
             cofi_attention_local_free(local);
             return status;
         }
-        if (t >= COFI_CT_O)
+    }
+    return COF_OK;
+}
+
+cof_status cofi_attention_local_make(const struct cofi_job *job,
+                                     const struct cofi_attention_case *c, uint64_t seed,
+                                     const struct cofi_attention_data *data,
+                                     struct cofi_attention_local *local)
+{
+    const struct cofi_attention_problem *p = &data->problem;
+    const struct cofi_attention_view *from[] = {&p->q, &p->k, &p->v, &p->dout};
+    COF_TRY(cofi_attention_local_open(job, c, local));
+    local->bad = choose_bad(c, seed);
+    for (int t = 0; t < COFI_CT_O; t++) {
+        if (!local->tensor[t].guard.base)
             continue;
         fill_input(local, t, from[t], p->n_batch, &local->tensor[t]);
         local->tensor[t].hash = cofi_guard_hash(&local->tensor[t].guard);
     }
     return COF_OK;
+}
+
+void cofi_attention_local_args(const struct cofi_attention_local *local, bool backward,
+                               cof_attention_args *args_out)
+{
+    const struct cofi_attention_local_tensor *t = local->tensor;
+    *args_out = (cof_attention_args){.size = sizeof *args_out,
+                                     .q = &t[COFI_CT_Q].view,
+                                     .k = &t[COFI_CT_K].view,
+                                     .v = &t[COFI_CT_V].view,
+                                     .o = &t[COFI_CT_O].view,
+                                     .lse = &t[COFI_CT_LSE].view};
+    if (!backward)
+        return;
+    args_out->dout = &t[COFI_CT_DOUT].view;
+    args_out->dq = &t[COFI_CT_DQ].view;
+    args_out->dk = &t[COFI_CT_DK].view;
+    args_out->dv = &t[COFI_CT_DV].view;
 }
 
 void cofi_attention_local_free(struct cofi_attention_local *local)

@@ -36,7 +36,12 @@ struct cofi_attention_local {
     struct cofi_attention_bad_element bad;
 };
 
-/* Makes the tensors; outputs are poisoned, and so are the padding rows and gaps of inputs. */
+/* Allocates the tensors; all of them are poisoned. */
+cof_status cofi_attention_local_open(const struct cofi_job *job,
+                                     const struct cofi_attention_case *c,
+                                     struct cofi_attention_local *local);
+/* The same, with the inputs filled; outputs are poisoned, and so are the padding rows and gaps of
+ * inputs. */
 cof_status cofi_attention_local_make(const struct cofi_job *job,
                                      const struct cofi_attention_case *c, uint64_t seed,
                                      const struct cofi_attention_data *data,
@@ -54,6 +59,10 @@ static inline void *cofi_attention_local_data(const struct cofi_attention_local_
 {
     return t->guard.data + t->view.byte_offset;
 }
+
+/* The arguments of a call on these tensors: what check compares, and bench times. */
+void cofi_attention_local_args(const struct cofi_attention_local *local, bool backward,
+                               cof_attention_args *args_out);
 
 /* Poisons the outputs. */
 void cofi_attention_local_poison(struct cofi_attention_local *local);

@@ -263,6 +263,7 @@ static int command(int argc, char **argv)
 }
 
 extern const struct cofi_op_check cofi_attention_check;
+extern const struct cofi_op_bench cofi_attention_bench;
 extern const struct cofi_op cofi_op_attention;
 
 static const struct cofi_op_run attention_run = {.usage = usage, .command = command};
@@ -272,4 +273,5 @@ const struct cofi_op cofi_op_attention = {
     .summary = "context-parallel attention, forward and backward",
     .check = &cofi_attention_check,
     .run = &attention_run,
+    .bench = &cofi_attention_bench,
 };

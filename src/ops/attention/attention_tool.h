@@ -87,7 +87,10 @@ bool cofi_attention_save(const struct cofi_attention_options *options,
  * code, after a message where it is not 0. `options` has engine, threads and timeouts set. */
 int cofi_attention_rank(struct cofi_attention_run *run, const cof_world_options *options, int rank);
 
-/* attention_tool_rate.c: the products of attention's tiles on the world's threads. Collective. */
+/* attention_tool_rate.c: the products of attention's tiles on the world's threads, all ranks at a
+ * time; flop/s of this rank. Collective. */
+cof_status cofi_attention_tile_rate(cof_world *world, const cof_attention_params *params,
+                                    double seconds, double *rate_out);
 cof_status cofi_attention_measure_rate(struct cofi_attention_run *run, cof_world *world);
 
 /* attention_tool_compare.c: the references of a run's inputs, made once, and the verdicts. */

@@ -15,7 +15,7 @@
 #include "symm/symm.h"
 
 enum { TILE_M = 128, TILE_N = 512 };
-static const int64_t window_ns = 100000000;
+static const double window_seconds = 0.1;
 
 struct rate_work {
     const cof_attention_params *params;
@@ -74,44 +74,47 @@ static cof_status run_window(struct cofi_cpu_stream *stream, const void *args)
     return COF_OK;
 }
 
-static cof_status measure(struct cofi_attention_run *run, cof_world *world, struct rate_work *work)
+/* One window; the ranks begin it together. */
+static cof_status measure(cof_world *world, struct rate_work *work, int64_t window_ns,
+                          double *rate_out)
 {
     const cof_attention_params *p = work->params;
+    double flops = 2.0 * TILE_M * TILE_N * (double)(p->head_dim_qk + p->head_dim_v);
+    COF_TRY(cof_team_barrier(world->team));
+    int64_t begin = cofi_now();
+    work->until = begin + window_ns;
+    COF_TRY(cofi_cpu_enqueue(world->stream, run_window, &work, sizeof work, 0));
+    COF_TRY(cofi_cpu_stream_sync_and_clear(world->stream));
+    *rate_out = (double)atomic_load(&work->n_pairs) * flops /
+                ((double)(cofi_now() - begin) * 1e-9);
+    return (cof_status)atomic_load(&work->status);
+}
+
+cof_status cofi_attention_tile_rate(cof_world *world, const cof_attention_params *p,
+                                    double seconds, double *rate_out)
+{
+    bool native = p->dtype.code == COF_DTYPE_CODE_BFLOAT && cofi_gemm_has(COFI_GEMM_BF16);
+    struct rate_work work = {.params = p,
+                             .type = native ? COFI_GEMM_BF16 : COFI_GEMM_F32,
+                             .elem_bytes = native ? 2 : 4};
     int64_t n_q = TILE_M * p->n_heads * p->head_dim_qk;
     int64_t n_k = TILE_N * p->n_kv_heads * p->head_dim_qk;
     int64_t n_v = TILE_N * p->n_kv_heads * p->head_dim_v;
-    char *memory = malloc((size_t)((n_q + n_k + n_v) * work->elem_bytes));
+    char *memory = malloc((size_t)((n_q + n_k + n_v) * work.elem_bytes));
     COF_FAIL_IF(!memory, COF_ERR_NOMEM, "operands of the tile products");
-    fill(memory, work->type, n_q + n_k + n_v);
-    work->q = memory;
-    work->k = memory + n_q * work->elem_bytes;
-    work->v = work->k + n_k * work->elem_bytes;
-    double flops = 2.0 * TILE_M * TILE_N * (double)(p->head_dim_qk + p->head_dim_v);
-    cof_status status = COF_OK;
-    for (int i = 0; i < COFI_AT_RATE_WINDOWS && status == COF_OK; i++) {
-        status = cof_team_barrier(world->team);
-        int64_t begin = cofi_now();
-        work->until = begin + window_ns;
-        atomic_store(&work->n_pairs, 0);
-        if (status == COF_OK)
-            status = cofi_cpu_enqueue(world->stream, run_window, &work, sizeof work, 0);
-        if (status == COF_OK)
-            status = cofi_cpu_stream_sync_and_clear(world->stream);
-        if (status == COF_OK)
-            status = (cof_status)atomic_load(&work->status);
-        run->rate[world->rank][i] = (double)atomic_load(&work->n_pairs) * flops /
-                                    ((double)(cofi_now() - begin) * 1e-9);
-    }
+    fill(memory, work.type, n_q + n_k + n_v);
+    work.q = memory;
+    work.k = memory + n_q * work.elem_bytes;
+    work.v = work.k + n_k * work.elem_bytes;
+    cof_status status = measure(world, &work, (int64_t)(seconds * 1e9), rate_out);
     free(memory);
     return status;
 }
 
 cof_status cofi_attention_measure_rate(struct cofi_attention_run *run, cof_world *world)
 {
-    bool is_bf16 = run->params.dtype.code == COF_DTYPE_CODE_BFLOAT;
-    bool native = is_bf16 && cofi_gemm_has(COFI_GEMM_BF16);
-    struct rate_work work = {.params = &run->params,
-                             .type = native ? COFI_GEMM_BF16 : COFI_GEMM_F32,
-                             .elem_bytes = native ? 2 : 4};
-    return measure(run, world, &work);
+    for (int i = 0; i < COFI_AT_RATE_WINDOWS; i++)
+        COF_TRY(cofi_attention_tile_rate(world, &run->params, window_seconds,
+                                         &run->rate[world->rank][i]));
+    return COF_OK;
 }

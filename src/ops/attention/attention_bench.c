@@ -1,0 +1,261 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+/* `cofuse bench attention`: tensors and arguments are made by the code that check uses. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/error.h"
+#include "core/tensor.h"
+#include "ops/attention/attention.h"
+#include "ops/attention/attention_check_local.h"
+#include "ops/attention/attention_tool.h"
+#include "ops/attention/attention_tool_table.h"
+#include "ops/bench.h"
+#include "ops/check.h"
+#include "symm/memory.h"
+
+enum { FORWARD, BACKWARD };
+/* Values to fill inputs from; prime, so that rows do not repeat each other. */
+enum { N_VALUES = 65521 };
+
+struct attention_bench {
+    struct cofi_job job;
+    struct cofi_attention_case c;
+    int n_sets;
+    struct cofi_attention_local *sets;
+};
+
+/* ---- The case ---- */
+
+static cof_status read_sizes(cof_attention_params *p, const char *key, const char *value,
+                             bool *known)
+{
+    const struct {
+        const char *key;
+        int64_t *value;
+    } sizes[] = {{"B", &p->n_batch},      {"S", &p->n_rows},         {"H", &p->n_heads},
+                 {"Hkv", &p->n_kv_heads}, {"Dqk", &p->head_dim_qk}, {"Dv", &p->head_dim_v}};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
+        if (!strcmp(key, sizes[i].key)) {
+            *known = true;
+            return cofi_bench_int(key, value, 1, sizes[i].value);
+        }
+    return COF_OK;
+}
+
+static cof_status read_choice(struct cofi_attention_case *c, const char *key, const char *value,
+                              bool *known)
+{
+    static const cof_dtype dtypes[] = {{COF_DTYPE_CODE_BFLOAT, 16, 1},
+                                       {COF_DTYPE_CODE_FLOAT, 16, 1},
+                                       {COF_DTYPE_CODE_FLOAT, 32, 1}};
+    enum { DTYPE, FORMAT, MASK, LAYOUT, CHUNKING, WIRE, DIRECTION, N_CHOICES };
+    static const struct {
+        const char *key, *choices;
+    } words[N_CHOICES] = {{"dtype", "bf16|f16|f32"},         {"format", "bshd|sbhd"},
+                          {"mask", "none|causal"},           {"layout", "zigzag|contiguous"},
+                          {"chunking", "balanced|padded"},   {"wire", "dtype|f32|bf16|f16"},
+                          {"direction", "both|forward"}};
+    cof_attention_params *p = &c->params;
+    int which = 0, idx = 0;
+    while (which < N_CHOICES && strcmp(words[which].key, key))
+        which++;
+    if (which == N_CHOICES)
+        return COF_OK;
+    *known = true;
+    COF_TRY(cofi_bench_choice(key, value, words[which].choices, &idx));
+    switch (which) {
+    case DTYPE: p->dtype = dtypes[idx]; break;
+    case FORMAT: p->format = (cof_attention_format)idx; break;
+    case MASK: p->mask = (cof_mask)idx; break;
+    case LAYOUT: p->layout = (cof_layout_kind)idx; break;
+    case CHUNKING: p->chunking = (cof_chunking)idx; break;
+    case WIRE: p->wire_f32 = idx == 1; break;
+    case DIRECTION: p->forward_only = idx; break;
+    }
+    return COF_OK;
+}
+
+static cof_status read_word(void *arg, const char *key, const char *value)
+{
+    struct cofi_attention_case *c = arg;
+    bool known = false;
+    COF_TRY(read_sizes(&c->params, key, value, &known));
+    if (!known)
+        COF_TRY(read_choice(c, key, value, &known));
+    if (!known && !strcmp(key, "scale")) {
+        char *end;
+        c->params.scale = strtod(value, &end);
+        COF_FAIL_IF(end == value || *end, COF_ERR_INVALID, "scale = \"%s\": wanted a number",
+                    value);
+        known = true;
+    }
+    COF_FAIL_IF(!known, COF_ERR_INVALID,
+                "word \"%s=%s\": wanted one of B, S, H, Hkv, Dqk, Dv, dtype, format, mask, layout, "
+                "chunking, scale, wire, direction", key, value);
+    return COF_OK;
+}
+
+static cof_status read_case(const char *line, struct cofi_attention_case *c)
+{
+    *c = (struct cofi_attention_case){.params = COF_ATTENTION_PARAMS_INIT};
+    cof_attention_params *p = &c->params;
+    p->dtype = COF_BF16;
+    p->n_batch = 1;
+    COF_TRY(cofi_bench_words(line, read_word, c));
+    COF_FAIL_IF(!p->n_rows || !p->n_heads || !p->head_dim_qk, COF_ERR_INVALID,
+                "%s is missing: wanted S, H and Dqk",
+                !p->n_rows ? "S" : !p->n_heads ? "H" : "Dqk");
+    p->n_kv_heads = p->n_kv_heads ? p->n_kv_heads : p->n_heads;
+    p->head_dim_v = p->head_dim_v ? p->head_dim_v : p->head_dim_qk;
+    COF_FAIL_IF(p->n_heads % p->n_kv_heads, COF_ERR_INVALID,
+                "Hkv = %lld: wanted a divisor of H = %lld", (long long)p->n_kv_heads,
+                (long long)p->n_heads);
+    __int128 elements = (__int128)p->n_batch * p->n_rows * p->n_heads;
+    COF_FAIL_IF(elements > INT64_MAX / 65536 || p->head_dim_qk > 4096 || p->head_dim_v > 4096,
+                COF_ERR_INVALID, "B * S * H or a head dim is past the address space");
+    c->calls = p->forward_only ? COFI_CALLS_FORWARD : COFI_CALLS_BACKWARD;
+    return COF_OK;
+}
+
+/* Key rows that ranks fetch from others, summed over the ranks; as many rows of gradients go home.
+ */
+static int64_t foreign_rows(const cof_attention_params *p, int n_ranks)
+{
+    cof_layout layout = {p->layout, p->chunking, n_ranks, p->n_rows};
+    int64_t rows = 0;
+    for (int rank = 0; rank < n_ranks; rank++)
+        for (int owner = 0; owner < n_ranks; owner++) {
+            int64_t begin, end;
+            cofi_attention_needed_rows(&layout, p->mask, rank, owner, &begin, &end);
+            rows += owner == rank ? 0 : end - begin;
+        }
+    return rows;
+}
+
+static cof_status size_case(const char *line, int n_ranks, struct cofi_bench_size *size_out)
+{
+    struct cofi_attention_case c;
+    COF_TRY(read_case(line, &c));
+    const cof_attention_params *p = &c.params;
+    size_t element = (size_t)cofi_dtype_bytes(p->dtype);
+    size_t rows = (size_t)(p->n_batch * p->n_rows), heads = (size_t)p->n_heads;
+    size_t both_dims = (size_t)(p->head_dim_qk + p->head_dim_v);
+    size_t all_heads = heads + (size_t)p->n_kv_heads; /* q with o, and k with v */
+    size_t tensors = rows * all_heads * both_dims * element, lse = rows * heads * sizeof(float);
+    double moved = (double)foreign_rows(p, n_ranks) *
+                   (double)(p->n_batch * p->n_kv_heads) * (double)both_dims;
+    *size_out = (struct cofi_bench_size){
+        .n_directions = p->forward_only ? 1 : 2,
+        .set_bytes = tensors * (p->forward_only ? 1 : 2) + lse,
+        .flops = {cofi_attention_flops(p, false), cofi_attention_flops(p, true)},
+        .wire_bytes = {moved * (double)element,
+                       moved * (double)(element + (p->wire_f32 ? sizeof(float) : element))},
+    };
+    return COF_OK;
+}
+
+/* ---- A rank ---- */
+
+/* Standard normal values; on a CPU the time of a call depends on them only where they would be
+ * denormal, infinite or NaN. */
+static cof_status fill_inputs(struct attention_bench *b)
+{
+    cof_dtype dtype = b->c.params.dtype;
+    size_t table_bytes = N_VALUES * (size_t)cofi_dtype_bytes(dtype);
+    char *values = malloc(table_bytes);
+    COF_FAIL_IF(!values, COF_ERR_NOMEM, "%zu bytes for values of inputs", table_bytes);
+    for (int64_t i = 0; i < N_VALUES; i++)
+        cofi_check_store(values, dtype, i, cofi_check_normal(1, 0, (uint64_t)i));
+    for (int s = 0; s < b->n_sets; s++)
+        for (int t = 0; t < COFI_CT_O; t++) {
+            const struct cofi_guard *guard = &b->sets[s].tensor[t].guard;
+            size_t at = cofi_check_random(2, (uint64_t)(b->job.rank * b->n_sets + s), (uint64_t)t) %
+                        N_VALUES * (size_t)cofi_dtype_bytes(dtype);
+            for (size_t done = 0; guard->base && done < guard->bytes; at = 0) {
+                size_t left = guard->bytes - done, n = table_bytes - at;
+                memcpy(guard->data + done, values + at, n < left ? n : left);
+                done += n < left ? n : left;
+            }
+        }
+    free(values);
+    return COF_OK;
+}
+
+static void destroy(void *bench)
+{
+    struct attention_bench *b = bench;
+    for (int s = 0; b && s < b->n_sets; s++)
+        cofi_attention_local_free(&b->sets[s]);
+    if (b)
+        free(b->sets);
+    free(b);
+}
+
+/* What the plan will refuse is refused before memory is taken for its tensors. */
+static cof_status check_case(struct cofi_job *job, const struct cofi_attention_case *c,
+                             size_t tensor_bytes)
+{
+    cof_workspace_sizes sizes = COF_WORKSPACE_SIZES_INIT;
+    COF_TRY(cof_attention_workspace(job->team, &c->params, &sizes));
+    return cofi_memory_check(tensor_bytes + sizes.local + sizes.symmetric);
+}
+
+static cof_status create(struct cofi_job *job, const char *line, int n_sets, void **bench_out)
+{
+    struct cofi_bench_size size;
+    struct cofi_attention_case c;
+    COF_TRY(read_case(line, &c));
+    COF_TRY(size_case(line, job->n_ranks, &size));
+    COF_TRY(check_case(job, &c, size.set_bytes * (size_t)n_sets / (size_t)job->n_ranks));
+    struct attention_bench *b = calloc(1, sizeof *b);
+    struct cofi_attention_local *sets = calloc((size_t)n_sets, sizeof *sets);
+    if (!b || !sets) {
+        free(b);
+        free(sets);
+        return COF_FAIL(COF_ERR_NOMEM, "%d buffer sets: no memory", n_sets);
+    }
+    *b = (struct attention_bench){.job = *job, .c = c, .sets = sets};
+    cof_status status = COF_OK;
+    for (; status == COF_OK && b->n_sets < n_sets; b->n_sets += status == COF_OK)
+        status = cofi_attention_local_open(job, &b->c, &sets[b->n_sets]);
+    if (status == COF_OK)
+        status = fill_inputs(b);
+    if (status == COF_OK)
+        *bench_out = b;
+    else
+        destroy(b);
+    return status;
+}
+
+static cof_status make_plan(void *bench, cof_plan **plan_out)
+{
+    struct attention_bench *b = bench;
+    return cof_attention_plan_create(b->job.team, &b->c.params, NULL, plan_out);
+}
+
+static cof_status run(void *bench, cof_plan *plan, int direction, int set, cof_stream stream)
+{
+    struct attention_bench *b = bench;
+    cof_attention_args args;
+    cofi_attention_local_args(&b->sets[set], direction == BACKWARD, &args);
+    return direction == BACKWARD ? cof_attention_backward(plan, &args, stream)
+                                 : cof_attention_forward(plan, &args, stream);
+}
+
+static cof_status rate(void *bench, double seconds, double *rate_out)
+{
+    struct attention_bench *b = bench;
+    return cofi_attention_tile_rate(b->job.world, &b->c.params, seconds, rate_out);
+}
+
+const struct cofi_op_bench cofi_attention_bench = {
+    .shapes = cofi_bench_shapes_attention,
+    .directions = {[FORWARD] = "forward", [BACKWARD] = "backward"},
+    .size = size_case,
+    .create = create,
+    .make_plan = make_plan,
+    .run = run,
+    .rate = rate,
+    .destroy = destroy,
+};

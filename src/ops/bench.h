@@ -1,0 +1,27 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+/* What the benches of all operators share: the lines of their cases. Compiled into the program and
+ * the tests, never into the library. */
+#ifndef COFI_BENCH_H
+#define COFI_BENCH_H
+
+#include "ops/ops.h"
+
+enum { COFI_BENCH_LINE_BYTES = 400 };
+
+/* bench/shapes/<op>.txt */
+extern const char cofi_bench_shapes_attention[];
+
+/* Calls fn(arg, key, value) for the words of a case's line, the operator's name and words of the
+ * harness (name, set) left out; so are those with which a describe line tells what a plan was given
+ * by its team and machine (P, engine, arena, device, isa, gemm, schedule), so that a describe line
+ * is a case too. The first failure ends it; COF_ERR_INVALID for a word without '='. */
+typedef cof_status (*cofi_bench_word_fn)(void *arg, const char *key, const char *value);
+cof_status cofi_bench_words(const char *line, cofi_bench_word_fn fn, void *arg);
+
+/* Values of words. COF_ERR_INVALID naming key, value and rule. */
+cof_status cofi_bench_int(const char *key, const char *value, int64_t min, int64_t *out);
+/* `choices` is "a|b|c": the place from 0. */
+cof_status cofi_bench_choice(const char *key, const char *value, const char *choices, int *idx_out);
+
+#endif

@@ -1,0 +1,137 @@
+#!/usr/bin/env bash
+# SPDX-FileCopyrightText: The Cofuse authors
+# SPDX-License-Identifier: Apache-2.0
+#
+# `cofuse bench`: every case of --tiny runs in every way; what it writes it reads back, and finds no
+# slower than itself; a baseline twice as fast is refused; a rank that dies is exit status 3.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 2
+cofuse=${COFUSE:-build/cofuse}
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+n_passed=0 n_failed=0
+
+# expect NAME EXIT-STATUS TEXT COMMAND...: TEXT is an extended regular expression, in its output.
+expect() {
+    local name=$1 wanted=$2 text=$3 rc
+    shift 3
+    "$@" >"$scratch/log" 2>&1 </dev/null
+    rc=$?
+    if [ $rc -eq "$wanted" ] && { [ -z "$text" ] || grep -qE -e "$text" "$scratch/log"; }; then
+        echo "ok $name"
+        n_passed=$((n_passed + 1))
+    else
+        echo "not ok $name: exit status $rc, wanted $wanted and \"$text\" in"
+        sed 's/^/    /' "$scratch/log"
+        n_failed=$((n_failed + 1))
+    fi
+}
+
+json=$scratch/first.json
+expect "tiny" 0 'backward' "$cofuse" bench --tiny --ranks 1,2 --json "$json"
+expect "tiny in the other ways" 0 'cold  yes' "$cofuse" bench --tiny --ranks 1,3 \
+    --engine thread --cache both --staged both --pin both --threads 1 --warmup 0 --repeat 2
+expect "each variant is listed once" 0 'ranks=3' \
+    bash -c "'$cofuse' bench --tiny --ranks 1,3 --staged both --list | tee '$scratch/list'
+             [ -z \"\$(sort '$scratch/list' | uniq -d)\" ]"
+
+# Every variant of the list has a result for each of its calls.
+"$cofuse" bench --tiny --ranks 1,2 --list >"$scratch/list"
+n_wanted=$((2 * $(wc -l <"$scratch/list") - $(grep -c 'direction=forward' "$scratch/list")))
+n_results=$(grep -c '"key":' "$json")
+expect "$n_wanted results" 0 '' test "$n_results" -eq "$n_wanted"
+
+expect "equal to itself" 0 "^$n_results compared, 0 slower\$" \
+    "$cofuse" bench --from "$json" --baseline "$json"
+expect "Markdown" 0 '^\| attention .*\| forward \| 1 x ' \
+    "$cofuse" bench --from "$json" --markdown
+
+# halve FILE: all times; a band is given, for a single start on a busy machine tells no spread.
+awk '/"(median|p90|p99|min)_s":/ { match($0, /[0-9.e+-]+,?$/)
+         printf "%s%.9g,\n", substr($0, 1, RSTART - 1), substr($0, RSTART) / 2; next } { print }' \
+    "$json" >"$scratch/half.json"
+expect "slower than a baseline twice as fast" 1 "^$n_results compared, $n_results slower\$" \
+    "$cofuse" bench --from "$json" --baseline "$scratch/half.json" --band 50
+expect "twice as fast as the baseline" 0 ' 0 slower$' \
+    "$cofuse" bench --from "$scratch/half.json" --baseline "$json" --band 50
+
+sed -e '0,/ranks=1 /s//ranks=77 /' -e 's/"cpu": "[^"]*"/"cpu": "another"/' "$json" \
+    >"$scratch/other.json"
+expect "a new case" 0 '^new, not in the baseline: ' \
+    "$cofuse" bench --from "$json" --baseline "$scratch/other.json"
+expect "a missing case" 0 '^missing, in the baseline only: .*ranks=77 ' \
+    "$cofuse" bench --from "$json" --baseline "$scratch/other.json"
+expect "another machine" 0 '^another machine: cpu ' \
+    "$cofuse" bench --from "$json" --baseline "$scratch/other.json"
+sed 's/"key": "attention/"key": "x/' "$json" >"$scratch/none.json"
+expect "nothing in common" 2 'none of the results' \
+    "$cofuse" bench --from "$json" --baseline "$scratch/none.json"
+
+# Documents and options that are wrong: exit status 2, and what was wanted.
+sed 's/"schema": 1/"schema": 99/' "$json" >"$scratch/schema.json"
+expect "another schema" 2 '"schema" = 99: wanted 1' "$cofuse" bench --from "$scratch/schema.json"
+sed 's/"median_s": [^,]*/"median_s": "fast"/' "$json" >"$scratch/type.json"
+expect "a text for a number" 2 '"median_s" is missing or wrong' \
+    "$cofuse" bench --from "$scratch/type.json"
+head -c 500 "$json" >"$scratch/cut.json"
+expect "half a document" 2 'cut.json:[0-9]+: ' "$cofuse" bench --from "$scratch/cut.json"
+for option in --ranks=0 --pin=maybe --cache=hot --staged=1 --processes=0 --processes=101 \
+    --repeat=0 --warmup=-1 --seconds=-1 --threads=257 --engine=gpu --band=-1; do
+    expect "$option" 2 "option ${option%%=*} = \"${option#*=}\": wanted " \
+        "$cofuse" bench "$option"
+done
+expect "--markdown alone" 2 'wanted --from' "$cofuse" bench --markdown
+expect "--from with a pattern" 2 'PATTERN' "$cofuse" bench --from "$json" attention
+expect "no such variant" 2 'no variant matches "nothing"' "$cofuse" bench nothing
+expect "--json into nowhere" 2 'nowhere/x' "$cofuse" bench --tiny --json "$scratch/nowhere/x"
+shape() { # TEXT WANTED
+    printf '\n%s # comment\n' "$1" >"$scratch/shapes"
+    expect "shape $1" 2 "line 2: .*$2" "$cofuse" bench --shapes "$scratch/shapes"
+}
+shape 'nobody S=3' 'wanted an operator'
+shape 'attention S=3' 'H is missing'
+shape 'attention S=3 H=3 Hkv=2 Dqk=8' 'a divisor of H = 3'
+shape 'attention S=3 H=3 Dqk=8 speed=9' 'speed=9'
+shape 'attention S=-3 H=3 Dqk=8' 'S = "-3": wanted'
+shape 'attention S=3 H=3 Dqk=8 mask=some' 'wanted one of none\|causal'
+
+# A describe line is a case.
+plan=$(sed -n 's/^ *"plan": "\(.*\)",*$/\1/p' "$json" | tail -n 1)
+echo "$plan" >"$scratch/shapes"
+expect "the describe line of a plan" 0 "$(cut -d' ' -f1-4 <<<"$plan")" \
+    "$cofuse" bench --shapes "$scratch/shapes" --ranks 2 --processes 1 --repeat 1
+echo 'attention S=8 H=1 Dqk=600' >"$scratch/shapes"
+expect "what the plan refuses" 2 'head_dim_qk = 600: wanted' \
+    "$cofuse" bench --shapes "$scratch/shapes" --ranks 2
+
+# A rank is killed while others wait for it; what was measured before is kept.
+export COFUSE_TEST_MARK=$$-$RANDOM
+victim() {
+    grep -lzx "COFUSE_TEST_MARK=$COFUSE_TEST_MARK" /proc/[0-9]*/environ 2>/dev/null |
+        while read -r file; do
+            grep -qzx 'COFUSE_RANK=1' "$file" 2>/dev/null && basename "${file%/environ}"
+        done | head -n 1
+}
+killed() {
+    local pid=
+    "$cofuse" bench --shapes "$scratch/shapes" --ranks 1,3 --processes 1 --warmup 0 \
+        --repeat 10000 --seconds "$1" --json "$scratch/killed.json" &
+    local parent=$!
+    for _ in $(seq 600); do
+        pid=$(victim)
+        [ -z "$pid" ] || break
+        sleep 0.05
+    done
+    sleep 0.3
+    [ -z "$pid" ] || kill -KILL "$pid"
+    wait "$parent"
+}
+echo 'attention S=1024 H=4 Dqk=64' >"$scratch/shapes"
+expect "a rank that is killed" 3 'rank 1 was killed by signal 9' killed 1
+expect "the results beside it" 0 '"failures": \[$' \
+    grep -E '"(key|error|failures)":' "$scratch/killed.json"
+expect "the results beside it can be read" 0 'backward' \
+    "$cofuse" bench --from "$scratch/killed.json"
+
+echo "$n_passed passed, $n_failed failed"
+[ $n_failed -eq 0 ]

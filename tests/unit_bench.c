@@ -1,0 +1,117 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+/* The arithmetic of `cofuse bench`: quantiles, spread, efficiency, and the size of a case. */
+#include <math.h>
+
+#include "test.h"
+#include "tools/bench_harness.h"
+#include "tools/job.h"
+
+static bool near(double a, double b)
+{
+    return fabs(a - b) <= 1e-12 * fmax(1, fabs(b));
+}
+
+static void test_quantiles(void)
+{
+    double x[100];
+    for (int i = 0; i < 100; i++)
+        x[i] = i + 1;
+    CHECK(cofi_bench_quantile(x, 100, 0.5) == 50.5, "even count");
+    CHECK(cofi_bench_quantile(x, 99, 0.5) == 50, "odd count");
+    CHECK(cofi_bench_quantile(x, 100, 0.9) == 90, "p90 of 100");
+    CHECK(cofi_bench_quantile(x, 10, 0.9) == 9, "p90 of 10");
+    CHECK(cofi_bench_quantile(x, 100, 0.99) == 99, "p99 of 100");
+    CHECK(cofi_bench_quantile(x, 5, 0.99) == 5, "p99 of 5");
+    CHECK(cofi_bench_quantile(x, 1, 0.9) == 1, "one value");
+    CHECK(cofi_bench_quantile(x, 0, 0.9) == 0, "no value");
+}
+
+/* Two jobs of three calls: medians 2 and 4 s, and of all calls 3.5 s. */
+static void test_result(void)
+{
+    double forward[] = {3, 2, 1, 4, 6, 4}, backward[] = {1, 1, 1, 1, 1, 1};
+    struct cofi_bench_options options = {.engine = COF_ENGINE_THREAD};
+    struct cofi_bench_variant variant = {.op = cofi_ops[0], .line = "attention S=1", .n_ranks = 3,
+                                         .cold = true, .key = "attention S=1 ranks=3",
+                                         .size = {.n_directions = 2, .flops = {80, 160}}};
+    static struct cofi_bench_samples s = {
+        .n_processes = 2, .threads = 1, .n_calls = {{3, 3}, {3, 3}}, .n = {6, 6},
+        .plan_first = {9, 7}, .plan_later = {1, 2}, .rate = {{30, 50, 70}, {20, 60, 10}}};
+    s.calls[0] = forward;
+    s.calls[1] = backward;
+    static struct cofi_bench_result r;
+    cofi_bench_result_make(&variant, &options, 0, &s, &r);
+    CHECK(near(r.median, 3.5) && r.min == 1 && r.p90 == 6, "%g %g %g", r.median, r.min, r.p90);
+    CHECK(r.job_median[0] == 2 && r.job_median[1] == 4, "%g %g", r.job_median[0], r.job_median[1]);
+    CHECK(near(r.spread, 2 / 3.5), "%g", r.spread);
+    CHECK(near(r.rate, 40), "%g", r.rate); /* before and after forward: 40, 40 */
+    CHECK(near(r.efficiency, (80 / 2.0 / 40 + 80 / 4.0 / 40) / 2), "%g", r.efficiency);
+    CHECK(near(r.plan_first, 8) && near(r.plan_later, 1.5), "%g %g", r.plan_first, r.plan_later);
+    CHECK(!strcmp(r.key, "attention S=1 ranks=3 call=forward"), "%s", r.key);
+    CHECK(!strcmp(r.cache, "cold") && !strcmp(r.engine, "thread"), "%s %s", r.cache, r.engine);
+    cofi_bench_result_make(&variant, &options, 1, &s, &r);
+    CHECK(near(r.rate, (60 + 35) / 2.0), "%g", r.rate); /* windows 2 and 3 */
+    CHECK(r.spread == 0 && r.flops == 160, "%g %g", r.spread, r.flops);
+}
+
+static struct cofi_bench_report one_result(double median, double spread)
+{
+    struct cofi_bench_report report = {0};
+    struct cofi_bench_result *r = cofi_bench_report_add(&report);
+    snprintf(r->key, sizeof r->key, "attention S=1");
+    r->n_processes = 5;
+    r->median = median;
+    r->spread = spread;
+    return report;
+}
+
+static int compare(double ours, double our_spread, double baseline, double spread, double band)
+{
+    struct cofi_bench_report a = one_result(ours, our_spread), b = one_result(baseline, spread);
+    int code = cofi_bench_compare(&a, &b, band);
+    cofi_bench_report_free(&a);
+    cofi_bench_report_free(&b);
+    return code;
+}
+
+static void test_band(void)
+{
+    CHECK(compare(1.04, 0, 1, 0, -1) == COFI_EXIT_OK, "within 5 percent");
+    CHECK(compare(1.06, 0, 1, 0, -1) == COFI_EXIT_CHECK, "beyond 5 percent");
+    CHECK(compare(1.29, 0.1, 1, 0, -1) == COFI_EXIT_OK, "within thrice our spread");
+    CHECK(compare(1.29, 0, 1, 0.1, -1) == COFI_EXIT_OK, "within thrice the baseline's spread");
+    CHECK(compare(1.31, 0.1, 1, 0.1, -1) == COFI_EXIT_CHECK, "beyond thrice the spread");
+    CHECK(compare(0.1, 0, 1, 0, -1) == COFI_EXIT_OK, "faster");
+    CHECK(compare(1.29, 0.1, 1, 0, 0.2) == COFI_EXIT_CHECK, "beyond the band that was given");
+}
+
+/* Two ranks, causal zigzag: rank 0 has chunks 0 and 3, rank 1 has 1 and 2. Rank 0 needs both chunks
+ * of rank 1, rank 1 needs chunk 0 of rank 0: 6 of 8 rows. */
+static void test_size(void)
+{
+    struct cofi_bench_size size;
+    const struct cofi_op_bench *bench = cofi_ops[0]->bench;
+    CHECK_OK(bench->size("attention S=8 H=4 Hkv=2 Dqk=16 Dv=8 mask=causal", 2, &size));
+    CHECK(size.n_directions == 2, "%d", size.n_directions);
+    CHECK(size.flops[0] == 2.0 * 4 * 36 * (16 + 8), "%g", size.flops[0]);
+    CHECK(size.flops[1] == 2.5 * size.flops[0], "%g", size.flops[1]);
+    CHECK(size.wire_bytes[0] == 6 * 2 * (16 + 8) * 2, "%g", size.wire_bytes[0]);
+    CHECK(size.wire_bytes[1] == 2 * size.wire_bytes[0], "%g", size.wire_bytes[1]);
+    /* q, k, v, o and lse; backward's dout and gradients are as many as the first four */
+    size_t half = 8 * 4 * (16 + 8) * 2 + 8 * 2 * (16 + 8) * 2, lse = 8 * 4 * 4;
+    CHECK(size.set_bytes == 2 * half + lse, "%zu, wanted %zu", size.set_bytes, 2 * half + lse);
+    CHECK_OK(bench->size("attention S=8 H=4 Dqk=16 direction=forward wire=f32", 1, &size));
+    CHECK(size.n_directions == 1 && size.wire_bytes[0] == 0, "%d", size.n_directions);
+    CHECK_FAILS(bench->size("attention S=8 H=4", 1, &size), COF_ERR_INVALID, "Dqk is missing");
+    CHECK_FAILS(bench->size("attention S=8 H=4 Dqk", 1, &size), COF_ERR_INVALID, "key=value");
+}
+
+int main(void)
+{
+    test_quantiles();
+    test_result();
+    test_band();
+    test_size();
+    return test_done();
+}
