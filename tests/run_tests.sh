@@ -4,7 +4,7 @@
 #
 # tests/run_tests.sh [PATTERN]: runs the tests whose name matches the extended regular expression.
 #
-# One line per test; a test's output is shown when it fails. A test fails by a non-zero exit or by
+# One line per test, as they end; several run at once. A test's output is shown when it fails. A test fails by a non-zero exit or by
 # its time limit, after which its process group is killed; 77 means skipped, with the last line of
 # output as the reason. The sanitizer builds are made in the background meanwhile. Closes with
 # "N passed, N failed" (and ", N skipped" where any was).
@@ -15,8 +15,13 @@ pattern=${1:-}
 n_passed=0 n_failed=0 n_skipped=0
 scratch=$(mktemp -d)
 builder=
+declare -A name_of=() seconds_of=() begin_of=() # of the tests that run, by process
 cleanup() {
     [ -z "$builder" ] || kill -TERM -- "-$builder" 2>/dev/null
+    local group
+    for group in "${!name_of[@]}"; do
+        kill -KILL -- "-$group" 2>/dev/null
+    done
     rm -rf "$scratch"
 }
 trap cleanup EXIT
@@ -24,18 +29,44 @@ trap 'exit 130' INT TERM
 
 wanted() { [[ $1 =~ $pattern ]]; }
 
-# run NAME SECONDS COMMAND...
+# Most tests wait for something more than they compute: one more of them than there are cores.
+slots=$(($(nproc) + 1))
+
+# run NAME SECONDS COMMAND...: starts a test, as soon as there is room.
 run() {
     local name=$1 seconds=$2
     shift 2
     wanted "$name" || return 0
-    local log=$scratch/log begin=${EPOCHREALTIME/./} group rc took note
+    while [ ${#name_of[@]} -ge $slots ]; do
+        finish_one
+    done
     # A session of its own: nothing of the test outlives it, and nothing but it is killed.
-    setsid timeout -k 5 "$seconds" "$@" >"$log" 2>&1 </dev/null &
-    group=$!
-    { wait "$group"; } 2>/dev/null # no word of the shell on a killed test
+    setsid timeout -k 5 "$seconds" "$@" >"$scratch/${name//\//-}.log" 2>&1 </dev/null &
+    name_of[$!]=$name
+    seconds_of[$!]=$seconds
+    begin_of[$!]=${EPOCHREALTIME/./}
+}
+
+# Waits for the next test to end, and says how it went.
+finish_one() {
+    local group rc
+    { wait -n -p group "${!name_of[@]}"; } 2>/dev/null # no word of the shell on a killed test
     rc=$?
     kill -KILL -- "-$group" 2>/dev/null
+    report "${name_of[$group]}" "${seconds_of[$group]}" "${begin_of[$group]}" $rc
+    unset "name_of[$group]" "seconds_of[$group]" "begin_of[$group]"
+}
+
+# alone: the tests before have ended, and none runs beside what follows.
+alone() {
+    while [ ${#name_of[@]} -gt 0 ]; do
+        finish_one
+    done
+}
+
+report() { # report NAME LIMIT BEGIN EXIT
+    local name=$1 seconds=$2 begin=$3 rc=$4 took note
+    local log=$scratch/${name//\//-}.log
     took=$(((${EPOCHREALTIME/./} - begin) / 100000))
     took=${took%?}.${took: -1}
     [[ $took == .* ]] && took=0$took
@@ -53,7 +84,7 @@ run() {
         ;;
     *)
         n_failed=$((n_failed + 1))
-        if [ $rc -eq 124 ] || [ $rc -eq 137 ]; then
+        if [ "$rc" -eq 124 ] || [ "$rc" -eq 137 ]; then
             note+="over the limit of $seconds s, "
         fi
         echo "not ok - $name (${note}exit $rc, $took s)"
@@ -97,6 +128,17 @@ if [ ${#presets[@]} -gt 0 ]; then
     builder=$!
 fi
 
+small=('*s=? *' 's=129 ' 'runtime')
+
+# The long ones first.
+run ci/models 600 ci/check_models.sh
+run check/shm 500 build/cofuse check attention grad_return --ranks 1,2,3,4
+for engine in shm thread attach; do
+    run "check/runtime_$engine" 300 build/cofuse check runtime --engine $engine --ranks 1,2,3,4
+    run "check/runtime_${engine}_staged" 300 env COFUSE_FORCE_STAGED=1 \
+        build/cofuse check runtime --engine $engine --ranks 1,2,3,4
+done
+
 for script in style headers symbols dependencies docs install; do
     run "ci/$script" 300 "ci/check_$script.sh"
 done
@@ -104,22 +146,24 @@ done
 for source in tests/unit_*.c; do
     [ -f "$source" ] || continue
     name=$(basename "$source" .c)
-    run "unit/${name#unit_}" 120 "build/tests/$name"
+    run "unit/${name#unit_}" 240 "build/tests/$name"
+    # Tests of transfers, in the form for peers that are not mapped too.
+    [[ $name =~ ^unit_(arena|attention_failure|attention_shared|grad_return|lifetime)$ ]] &&
+        run "unit/${name#unit_}_staged" 240 env COFUSE_FORCE_STAGED=1 "build/tests/$name"
 done
 
 for script in tests/scenario_*.sh; do
     [ -f "$script" ] || continue
     name=$(basename "$script" .sh)
-    run "scenario/${name#scenario_}" 300 bash "$script"
+    run "scenario/${name#scenario_}" 400 bash "$script"
 done
 
-# Every case; then small ones in the other ways to run.
-run check/shm 400 build/cofuse check --ranks 1,2,3,4
-small=('*s=? *' 's=129 ')
-run check/thread 300 build/cofuse check --engine thread --ranks 2,3 "${small[@]}"
-run check/staged 300 env COFUSE_FORCE_STAGED=1 build/cofuse check --ranks 2,3 "${small[@]}"
+# Small cases in the other ways to run.
+run check/thread 300 build/cofuse check --engine thread --ranks 2,3 '*s=? *' 's=129 '
+run check/attach 300 build/cofuse check --engine attach --ranks 2,3 '*s=? *' 's=129 '
+run check/staged 300 env COFUSE_FORCE_STAGED=1 build/cofuse check --ranks 2,3 '*s=? *' 's=129 '
 run check/plain 300 env COFUSE_GEMM=plain COFUSE_CPU_ISA=scalar \
-    build/cofuse check --ranks 2 "${small[@]}"
+    build/cofuse check attention --ranks 2 '*s=? *' 's=129 '
 
 # Address space randomisation of some kernels is too wide for ThreadSanitizer's shadow.
 fixed_addresses=()
@@ -139,12 +183,12 @@ for preset in "${presets[@]}"; do
         # ThreadSanitizer is slow, and has nothing to find in tests of one thread's arithmetic.
         [[ $preset:$name =~ ^tsan:unit_(attention_cpu|attention_ref|gemm|layout|vec|dlpack)$ ]] &&
             continue
-        run "$preset/${name#unit_}" 240 "${fixed_addresses[@]}" "build/$preset/tests/$name"
+        run "$preset/${name#unit_}" 400 "${fixed_addresses[@]}" "build/$preset/tests/$name"
     done
     case $preset in
     tsan)
         run tsan/check 400 "${fixed_addresses[@]}" build/tsan/cofuse check \
-            --engine thread --ranks 1,2,3 '*s=? *' '*s=129 *heads=1:1*'
+            --engine thread --ranks 1,2,3 '*s=? *' '*s=129 *heads=1:1*' 'runtime'
         ;;
     *)
         run "$preset/check" 400 "build/$preset/cofuse" check --ranks 1,2,3 "${small[@]}"
@@ -157,8 +201,9 @@ for script in tests/negative_*.sh; do
     [ -f "$script" ] || continue
     [[ " ${presets[*]} " == *" fault "* ]] || continue
     name=$(basename "$script" .sh)
-    run "fault/${name#negative_}" 300 bash "$script"
+    run "fault/${name#negative_}" 500 bash "$script"
 done
+alone
 
 closing="$n_passed passed, $n_failed failed"
 [ $n_skipped -eq 0 ] || closing+=", $n_skipped skipped"

@@ -27,7 +27,7 @@ expect() { # NAME WANTED_EXIT(S) WANTED_TEXT COMMAND...
     fi
 }
 
-left_behind() { { ls /dev/shm; find /tmp -maxdepth 1 -name '*cofuse*'; } 2>/dev/null | sort; }
+left_behind() { find /dev/shm /tmp -maxdepth 1 -name '*cofuse*' 2>/dev/null | sort; }
 before=$(left_behind)
 run="$cofuse run attention -i $sample --backward --repeat 1"
 expect "file size limit" "2 3" "ulimit -f|COF_ERR_NOMEM|limited" "ulimit -f 64; $run --ranks 4"

@@ -10,7 +10,7 @@
 #include "symm/memory.h"
 #include "test.h"
 
-static char root[] = "/tmp/cofuse-test-XXXXXX";
+static char root[] = "/tmp/cof-memory-XXXXXX";
 
 /* Writes a file below the root, with its directories. */
 static void put(const char *path, const char *text)
