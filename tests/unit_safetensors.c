@@ -25,7 +25,7 @@ int main(void)
 
 #include "tools/safetensors.h"
 
-static char directory[] = "/tmp/cofuse-unit-XXXXXX";
+static char directory[] = "/tmp/cof-unit-XXXXXX";
 static char path[64];
 static int n_failed;
 

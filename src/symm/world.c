@@ -165,11 +165,11 @@ static void agree_capabilities(cof_world *w)
 
 static cof_status check_engine_fits(const cof_world *w)
 {
-    for (int r = 0; r < w->n_ranks; r++)
-        COF_FAIL_IF(
-            w->engine == COF_ENGINE_THREAD && w->hello[r].pid != (int32_t)getpid(), COF_ERR_INVALID,
-            "engine thread: rank %d is process %d, rank %d is process %d; wanted one process", r,
-            w->hello[r].pid, w->rank, (int)getpid());
+    bool processes = w->ops->caps & COFI_CAP_PROCESSES;
+    for (int r = 0; r < w->n_ranks && !processes; r++)
+        COF_FAIL_IF(w->hello[r].pid != (int32_t)getpid(), COF_ERR_INVALID,
+                    "engine %s: rank %d is process %d, rank %d is process %d; wanted one process",
+                    w->ops->name, r, w->hello[r].pid, w->rank, (int)getpid());
     return COF_OK;
 }
 
