@@ -4,10 +4,10 @@
 #
 # tests/run_tests.sh [PATTERN]: runs the tests whose name matches the extended regular expression.
 #
-# One line per test, as they end; several run at once. A test's output is shown when it fails. A test fails by a non-zero exit or by
-# its time limit, after which its process group is killed; 77 means skipped, with the last line of
-# output as the reason. The sanitizer builds are made in the background meanwhile. Closes with
-# "N passed, N failed" (and ", N skipped" where any was).
+# One line per test, as they end; several run at once. The output of a test is shown when it fails.
+# A test fails by a non-zero exit or by its time limit, after which its process group is killed; 77
+# means skipped, with the last line of output as the reason. The sanitizer builds are made in the
+# background meanwhile. Closes with "N passed, N failed" (and ", N skipped" where any was).
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
 pattern=${1:-}

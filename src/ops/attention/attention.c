@@ -254,8 +254,8 @@ static void describe(struct cofi_attention_plan *plan, const cof_arena *arena)
              p->layout == COF_LAYOUT_ZIGZAG ? "zigzag" : "contiguous",
              p->chunking == COF_CHUNKING_BALANCED ? "balanced" : "padded", p->scale,
              wire_bytes(plan) == 4 ? "f32" : "bf16", p->forward_only ? "forward" : "both",
-             p->schedule == COF_SCHEDULE_GATHER ? "gather" : "ring", p->save_kv, plan->n_ranks, engine, cofi_isa_name(cofi_isa()),
-             cofi_gemm_name());
+             p->schedule == COF_SCHEDULE_GATHER ? "gather" : "ring", p->save_kv, plan->n_ranks,
+             engine, cofi_isa_name(cofi_isa()), cofi_gemm_name());
 }
 
 static void destroy(cof_plan *base)

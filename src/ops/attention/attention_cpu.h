@@ -97,8 +97,8 @@ cof_status cofi_attention_cpu_backward(struct cofi_cpu_stream *stream,
                                        const struct cofi_attention_grad_state *state);
 /* The partial's rows row_begin .. row_begin+n_rows-1, summed over the query heads of each kv head
  * in head order, plus (when not NULL) acc_k and acc_v [n_rows, B, Hkv, dim] fp32, whose row 0
- * is row_begin too, rounded once to the plan's type (or kept fp32 when `wire_f32`) and stored into the views,
- * whose row 0 is row_begin. acc comes first in the sum. */
+ * is row_begin too, rounded once to the plan's type (or kept fp32 when `wire_f32`) and stored into
+ * the views, whose row 0 is row_begin. acc comes first in the sum. */
 void cofi_attention_cpu_partial_store(struct cofi_cpu_stream *stream,
                                       const struct cofi_attention_dims *dims,
                                       const struct cofi_attention_grad_state *state,

@@ -4,8 +4,8 @@
  * each of its halves then meets a prefix of them in one section: no merges, and no small sections
  * that starve the tiles. It takes memory for all S rows, so it is for short sequences.
  *
- *   S open | copy own keys | wait C | half 0 x its prefix | half 1 x its prefix | [return i] | finish
- *   C      | fetch 1 | fetch 2 | ...                                            | [sum i]
+ *   S open | copy own keys | wait C | half 0 x prefix | half 1 x prefix | [return i] | finish
+ *   C      | fetch 1 | fetch 2 | ...                                    | [sum i]
  *
  * Words are those of the ring (attention_ring.c); the staging buffer of a call is free for the next
  * one's fetches because they follow its open on S, which follows this call's finish. In backward
