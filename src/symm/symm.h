@@ -49,6 +49,8 @@ struct cof_world {
      * running plan takes it only when a rank has gone. */
     pthread_mutex_t lock;
     struct cof_team *teams;
+    uint64_t *dead_teams; /* numbers of teams that lost a rank and were destroyed; under the lock */
+    int n_dead_teams;
 };
 
 struct cof_team {

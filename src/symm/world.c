@@ -235,6 +235,7 @@ void cof_world_destroy(cof_world *w)
     free(w->hello);
     free((void *)w->state);
     free(w->stale);
+    free(w->dead_teams);
     free(w);
 }
 
