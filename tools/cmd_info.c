@@ -83,8 +83,12 @@ static void print_machine(void)
         printf("products     none: %s\n", cof_last_error());
     printf("engines      thread, shm\n");
     printf("operators   ");
+    const char *comma = "";
     for (int i = 0; cofi_ops[i]; i++)
-        printf("%s %s", i ? "," : "", cofi_ops[i]->name);
+        if (cofi_ops[i]->run) {
+            printf("%s %s", comma, cofi_ops[i]->name);
+            comma = ",";
+        }
     printf("\n");
 }
 
