@@ -19,6 +19,7 @@
 #include "core/config.h"
 #include "job.h"
 #include "ops/check.h"
+#include "ops/runtime/runtime_check.h"
 
 static const char usage[] =
     "usage: cofuse check [PATTERN...] [options]\n"
@@ -28,7 +29,8 @@ static const char usage[] =
     "that it matches with * and ?. The last line of output is `N passed, N failed`.\n"
     "\n"
     "      --ranks LIST   rank counts [1,2,3,4]\n"
-    "      --engine E     shm: processes; thread: threads of this process [COFUSE_ENGINE]\n"
+    "      --engine E     shm: processes; thread: threads of this process; attach: shm, with\n"
+    "                     arenas of memory that the check maps [COFUSE_ENGINE]\n"
     "      --device D     cpu [cpu]\n"
     "      --seed N       of the data [1]\n"
     "      --full         all combinations that the makers thought of, not only a covering set\n"
@@ -40,6 +42,7 @@ enum { HEADER_BYTES = 8192, LINE_BYTES = 512, RUN_TIMEOUT_SECONDS = 20 };
 struct request {
     struct cofi_rank_counts ranks;
     cof_engine engine;
+    bool attach; /* over worlds of COF_ENGINE_SHM */
     int64_t seed;
     bool full, list, verbose;
     int n_patterns;
@@ -121,14 +124,15 @@ static void clear_progress(const struct rank_state *s)
 }
 
 /* The command that runs a failed case again. */
-static void print_again(const struct cofi_check_options *options, cof_engine engine,
+static void print_again(const struct cofi_check_options *options, const struct request *request,
                         const char *line)
 {
     const char *end = strstr(line, " ranks=");
-    printf("     again: cofuse check '%.*s' --ranks %d --engine %s --seed %" PRIu64 "%s\n",
+    printf("     again: %scofuse check '%.*s' --ranks %d --engine %s --seed %" PRIu64 "%s\n",
+           cofi_config_int(COFI_VAR_FORCE_STAGED) ? "COFUSE_FORCE_STAGED=1 " : "",
            (int)(end ? end - line : LINE_BYTES - 1), line, options->n_ranks,
-           engine == COF_ENGINE_THREAD ? "thread" : "shm", options->seed,
-           options->full ? " --full" : "");
+           request->engine == COF_ENGINE_THREAD ? "thread" : request->attach ? "attach" : "shm",
+           options->seed, options->full ? " --full" : "");
 }
 
 /* Rank 0 counts and prints a case that came to a verdict. */
@@ -147,7 +151,7 @@ static void report(struct rank_state *s, const char *line, const struct cofi_che
                result->text[0] == ' ' ? "" : " ", result->text);
     }
     if (failed)
-        print_again(&s->options, s->request->engine, line);
+        print_again(&s->options, s->request, line);
     fflush(stdout);
 }
 
@@ -211,6 +215,7 @@ static int run_rank(const struct request *r, cof_world_options *options, struct 
     s.job.team = cof_world_team(s.job.world);
     s.job.rank = cof_world_rank(s.job.world);
     s.job.n_ranks = cof_world_size(s.job.world);
+    s.job.attach = r->attach;
     s.job.shared = (char *)shared + HEADER_BYTES;
     s.job.shared_bytes = bytes - HEADER_BYTES;
     s.options = options_for(r, s.job.n_ranks);
@@ -324,7 +329,7 @@ static int run_job(const struct request *r, int n_ranks, int argc, char **argv,
     if (code != COFI_EXIT_OK && shared->line[0]) {
         shared->line[LINE_BYTES - 1] = 0;
         printf("FAIL %s: the run itself failed\n", shared->line);
-        print_again(&options, r->engine, shared->line);
+        print_again(&options, r, shared->line);
         shared->n_failed++;
     }
     if (code != COFI_EXIT_OK)
@@ -361,7 +366,7 @@ static int run_jobs(const struct request *r, int argc, char **argv)
     return code != COFI_EXIT_OK ? code : total.n_failed ? COFI_EXIT_CHECK : COFI_EXIT_OK;
 }
 
-enum { OPT_RANKS = 256, OPT_ENGINE, OPT_DEVICE, OPT_SEED, OPT_FULL, OPT_LIST };
+enum { OPT_RANKS = 256, OPT_ENGINE, OPT_DEVICE, OPT_SEED, OPT_FULL, OPT_LIST, OPT_CHILD };
 
 /* COFI_EXIT_OK, or the exit code after a message. */
 static int parse_option(struct request *r, int option)
@@ -371,9 +376,10 @@ static int parse_option(struct request *r, int option)
     switch (option) {
     case OPT_RANKS: ok = cofi_cli_ranks("--ranks", optarg, &r->ranks); break;
     case OPT_ENGINE:
-        ok = cofi_cli_choice("--engine", optarg, "thread|shm", &choice);
+        ok = cofi_cli_choice("--engine", optarg, "thread|shm|attach", &choice);
         if (ok)
             r->engine = choice == 0 ? COF_ENGINE_THREAD : COF_ENGINE_SHM;
+        r->attach = ok && choice == 2;
         break;
     case OPT_DEVICE:
         ok = cofi_cli_choice("--device", optarg, "cpu|cuda", &choice);
@@ -400,6 +406,7 @@ int cofi_cmd_check(int argc, char **argv)
         {"seed", required_argument, NULL, OPT_SEED},
         {"full", no_argument, NULL, OPT_FULL},
         {"list", no_argument, NULL, OPT_LIST},
+        {"child", required_argument, NULL, OPT_CHILD}, /* of a case that needs processes */
         {"verbose", no_argument, NULL, 'v'},
         {"help", no_argument, NULL, 'h'},
         {NULL, 0, NULL, 0},
@@ -410,6 +417,8 @@ int cofi_cmd_check(int argc, char **argv)
             fputs(usage, stdout);
             return COFI_EXIT_OK;
         }
+        if (c == OPT_CHILD)
+            return cofi_runtime_child(optarg);
         int code = parse_option(&r, c);
         if (code != COFI_EXIT_OK)
             return code;

@@ -106,8 +106,12 @@ static void print_machine(void)
         printf("products     none: %s\n", cof_last_error());
     print_engines();
     printf("operators   ");
+    const char *comma = "";
     for (int i = 0; cofi_ops[i]; i++)
-        printf("%s %s", i ? "," : "", cofi_ops[i]->name);
+        if (cofi_ops[i]->run) {
+            printf("%s %s", comma, cofi_ops[i]->name);
+            comma = ",";
+        }
     printf("\n");
     struct cofi_identity id;
     if (cofi_launcher_identity(&id) != COF_OK)

@@ -13,7 +13,8 @@ static void print_usage(FILE *out)
 {
     fprintf(out, "usage: cofuse run <operator> [options]\n\noperators:\n");
     for (int i = 0; cofi_ops[i]; i++)
-        fprintf(out, "  %-12s %s\n", cofi_ops[i]->name, cofi_ops[i]->summary);
+        if (cofi_ops[i]->run)
+            fprintf(out, "  %-12s %s\n", cofi_ops[i]->name, cofi_ops[i]->summary);
     fprintf(out, "\n`cofuse run <operator> --help` lists its options.\n");
 }
 
@@ -28,7 +29,7 @@ int cofi_cmd_run(int argc, char **argv)
         return COFI_EXIT_OK;
     }
     for (int i = 0; cofi_ops[i]; i++) {
-        if (strcmp(argv[1], cofi_ops[i]->name))
+        if (!cofi_ops[i]->run || strcmp(argv[1], cofi_ops[i]->name))
             continue;
         static char words[64];
         snprintf(words, sizeof words, "cofuse run %s", cofi_ops[i]->name);

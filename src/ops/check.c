@@ -1,8 +1,10 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-#define _GNU_SOURCE /* sched_getaffinity */
+#define _GNU_SOURCE /* memfd_create, sched_getaffinity */
 #include "ops/check.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <pthread.h>
 #include <sched.h>
@@ -10,9 +12,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "core/error.h"
 #include "core/tensor.h"
+#include "symm/arena.h"
 
 /* ---- Random data ---- */
 
@@ -223,6 +228,111 @@ uint64_t cofi_guard_hash(const struct cofi_guard *guard)
     word = 0;
     memcpy(&word, guard->data + i, guard->bytes - i);
     return mix(hash ^ word);
+}
+
+/* ---- Arenas ---- */
+
+/* Where a rank's block is to be found by the others. */
+struct place {
+    int32_t pid, fd;
+    uint64_t bytes;
+};
+
+static cof_status map_block(const struct place *place, int rank, void **base_out)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)place->pid, (int)place->fd);
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    COF_FAIL_IF(fd < 0, COF_ERR_SYSTEM, "check: block of rank %d: %s: %s", rank, path,
+                strerror(errno));
+    void *base = mmap(NULL, place->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    COF_FAIL_IF(base == MAP_FAILED, COF_ERR_NOMEM, "check: block of rank %d: mapping %llu bytes",
+                rank, (unsigned long long)place->bytes);
+    *base_out = base;
+    return COF_OK;
+}
+
+static cof_status make_block(size_t bytes, int *fd_out)
+{
+    int fd = *fd_out = memfd_create("cofuse-check", MFD_CLOEXEC);
+    COF_FAIL_IF(fd < 0, COF_ERR_SYSTEM, "check: memfd_create: %s", strerror(errno));
+    int error = posix_fallocate(fd, 0, (off_t)bytes);
+    COF_FAIL_IF(error, COF_ERR_NOMEM, "check: a block of %zu bytes: %s", bytes, strerror(error));
+    return COF_OK;
+}
+
+static cof_status exchange_blocks(cof_team *team, struct cofi_check_blocks *b, struct place *places)
+{
+    int rank = cof_team_rank(team);
+    cof_status status = make_block(places[rank].bytes, &b->fd);
+    struct place own = {(int32_t)getpid(), status == COF_OK ? b->fd : -1, places[rank].bytes};
+    COF_TRY(cof_team_allgather(team, &own, places, sizeof own));
+    for (int r = 0; r < b->n_ranks && status == COF_OK; r++) {
+        COF_FAIL_IF(places[r].fd < 0, COF_ERR_NOMEM, "check: rank %d has no block", r);
+        status = map_block(&places[r], r, &b->base[r]);
+        b->bytes[r] = places[r].bytes;
+    }
+    return status;
+}
+
+cof_status cofi_check_blocks_open(cof_team *team, size_t bytes, struct cofi_check_blocks *b)
+{
+    size_t n = (size_t)cof_team_size(team);
+    struct place *places = calloc(n, sizeof *places);
+    *b = (struct cofi_check_blocks){.n_ranks = (int)n, .fd = -1, .base = calloc(n, sizeof *b->base),
+                                    .bytes = calloc(n, sizeof *b->bytes)};
+    if (!places || !b->base || !b->bytes) {
+        free(places);
+        cofi_check_blocks_close(b);
+        return COF_FAIL(COF_ERR_NOMEM, "check: no memory for the blocks of %zu ranks", n);
+    }
+    places[cof_team_rank(team)].bytes = bytes;
+    cof_status status = exchange_blocks(team, b, places);
+    free(places);
+    return status;
+}
+
+void cofi_check_blocks_close(struct cofi_check_blocks *b)
+{
+    for (int r = 0; b->base && b->bytes && r < b->n_ranks; r++)
+        if (b->base[r])
+            munmap(b->base[r], b->bytes[r]);
+    if (b->base && b->fd >= 0)
+        close(b->fd);
+    free(b->base);
+    free(b->bytes);
+    *b = (struct cofi_check_blocks){.fd = -1};
+}
+
+cof_status cofi_check_arena_open(const struct cofi_job *job, cof_team *team, size_t bytes,
+                                 int n_words, uint32_t first_epoch, struct cofi_check_arena *a)
+{
+    struct cofi_arena_spec spec = {.bytes = bytes, .n_words = n_words, .first_epoch = first_epoch};
+    cof_status own = COF_OK;
+    *a = (struct cofi_check_arena){.blocks.fd = -1};
+    if (job->attach) {
+        int n_ranks = cof_team_size(team), rank = cof_team_rank(team);
+        spec.bytes = cof_arena_attach_bytes(team, bytes, n_words);
+        own = cofi_check_blocks_open(team, spec.bytes, &a->blocks);
+        spec.peers = a->blocks.base;
+        if (own == COF_OK) /* attaching zeroes it */
+            memset(a->blocks.base[rank], 0xa5, cofi_arena_front_bytes(n_ranks, n_words));
+    }
+    cof_status status = cofi_arena_open(team, &spec, own, &a->arena);
+    if (a->blocks.fd >= 0) /* all have mapped it, or will not */
+        close(a->blocks.fd);
+    a->blocks.fd = -1;
+    if (status != COF_OK)
+        cofi_check_arena_close(a);
+    return status;
+}
+
+void cofi_check_arena_close(struct cofi_check_arena *a)
+{
+    cof_arena_destroy(a->arena);
+    a->arena = NULL;
+    cofi_check_blocks_close(&a->blocks);
 }
 
 /* ---- Results ---- */

@@ -70,6 +70,33 @@ void cofi_guard_poison(struct cofi_guard *guard);
 bool cofi_guard_intact(const struct cofi_guard *guard); /* the red zones are untouched */
 uint64_t cofi_guard_hash(const struct cofi_guard *guard);
 
+/* ---- arenas of the engine in hand: thread, shm, or attach ---- */
+
+/* Blocks of shared memory, one per rank of a team, that every rank has mapped: what a caller of
+ * cof_arena_attach brings. The ranks are processes. Collective; a rank that fails says so in the
+ * next collective call, with the status it got. `bytes` may differ over the ranks. */
+struct cofi_check_blocks {
+    void **base; /* by rank */
+    size_t *bytes;
+    int n_ranks;
+    int fd; /* the own block's, for the others to open; -1 */
+};
+
+cof_status cofi_check_blocks_open(cof_team *team, size_t bytes, struct cofi_check_blocks *blocks);
+/* Local: every rank has a mapping of its own, so this takes nothing from the others. */
+void cofi_check_blocks_close(struct cofi_check_blocks *blocks);
+
+struct cofi_check_arena {
+    cof_arena *arena;
+    struct cofi_check_blocks blocks; /* with job->attach */
+};
+
+/* Collective over `team`; first_epoch = 0: 1. The front of attached blocks holds garbage before. */
+cof_status cofi_check_arena_open(const struct cofi_job *job, cof_team *team, size_t bytes,
+                                 int n_words, uint32_t first_epoch,
+                                 struct cofi_check_arena *arena_out);
+void cofi_check_arena_close(struct cofi_check_arena *arena); /* local; again is fine */
+
 /* Appends to a text, cut at `bytes`. */
 void cofi_check_append(char *text, size_t bytes, const char *format, ...)
     __attribute__((format(printf, 3, 4)));

@@ -3,9 +3,10 @@
 /* The table of operators of the program: one line each. */
 #include "ops/ops.h"
 
-extern const struct cofi_op cofi_op_attention, cofi_op_grad_return;
+extern const struct cofi_op cofi_op_runtime, cofi_op_attention, cofi_op_grad_return;
 
 const struct cofi_op *const cofi_ops[] = {
+    &cofi_op_runtime,
     &cofi_op_attention,
     &cofi_op_grad_return,
     NULL,

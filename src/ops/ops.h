@@ -19,6 +19,7 @@ struct cofi_job {
     cof_world *world;
     cof_team *team; /* the world's team */
     int rank, n_ranks;
+    bool attach; /* --engine attach: arenas over memory that the ranks map for it */
     void *shared;
     size_t shared_bytes;
 };
@@ -92,7 +93,7 @@ struct cofi_op {
     const char *name;
     const char *summary;
     const struct cofi_op_check *check;
-    const struct cofi_op_run *run;
+    const struct cofi_op_run *run; /* NULL: it only has checks */
     const struct cofi_op_bench *bench;
 };
 

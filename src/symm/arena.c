@@ -468,6 +468,8 @@ void cofi_arena_unbind(struct cofi_binding *b)
             a->regions[i].binding = NULL;
             a->regions[i].released = true;
         }
+    if (a->last == b) /* the next plan may lie in its place */
+        a->last = NULL;
     if (a->is_private)
         cof_arena_destroy(a);
     b->arena = NULL;

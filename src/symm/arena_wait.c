@@ -44,23 +44,23 @@ struct record {
     char name[17];
 };
 
-static uint64_t load(const struct cofi_word *w, size_t field)
+static uint64_t load(cof_arena *a, int rank, size_t field)
 {
-    return w->arena->ops->load(w->arena, w->writer, offsetof(struct cofi_control, record) + field);
+    return a->ops->load(a, rank, offsetof(struct cofi_control, record) + field);
 }
 
-static struct record read_record(const struct cofi_word *w)
+static struct record read_record(cof_arena *a, int rank)
 {
     struct record r = {0};
-    uint64_t call = load(w, offsetof(struct cofi_call_record, call));
-    uint64_t detail = load(w, offsetof(struct cofi_call_record, detail));
+    uint64_t call = load(a, rank, offsetof(struct cofi_call_record, call));
+    uint64_t detail = load(a, rank, offsetof(struct cofi_call_record, detail));
     for (int i = 0; i < 2; i++) {
-        uint64_t part = load(w, offsetof(struct cofi_call_record, name) + 8 * (size_t)i);
+        uint64_t part = load(a, rank, offsetof(struct cofi_call_record, name) + 8 * (size_t)i);
         memcpy(r.name + 8 * i, &part, sizeof part);
     }
     for (int i = 0; i < 4; i++)
-        r.sizes[i] = load(w, offsetof(struct cofi_call_record, sizes) + 8 * (size_t)i);
-    r.epoch = call == load(w, offsetof(struct cofi_call_record, call)) ? (uint32_t)call : 0;
+        r.sizes[i] = load(a, rank, offsetof(struct cofi_call_record, sizes) + 8 * (size_t)i);
+    r.epoch = call == load(a, rank, offsetof(struct cofi_call_record, call)) ? (uint32_t)call : 0;
     r.ordinal = (uint32_t)(call >> 32);
     r.direction = (uint32_t)detail;
     r.digest = detail >> 32;
@@ -103,7 +103,7 @@ static cof_status word_poll(void *ctx)
         return COF_ERR_PEER_DEAD;
     if (!w->binding || atomic_load(&world->state[r]) != COFI_PEER_ALIVE)
         return COF_OK;
-    struct record record = read_record(w);
+    struct record record = read_record(a, w->writer);
     uint32_t epoch = atomic_load_explicit(&a->epoch, memory_order_relaxed);
     return record.epoch == epoch && record.digest != w->binding->digest ? COF_ERR_MISMATCH : COF_OK;
 }
@@ -122,16 +122,17 @@ static cof_status wait_failed(const struct cofi_word *w, cof_status status)
     const struct cofi_binding *b = w->binding;
     int own = a->team->world->rank, r = a->team->world_rank[w->writer];
     uint64_t value = value_of(w);
-    char doing[160];
-    struct record record = read_record(w);
+    char doing[160], own_doing[160];
+    struct record record = read_record(a, w->writer), own_record = read_record(a, a->rank);
     describe_record(&record, doing, sizeof doing);
+    describe_record(&own_record, own_doing, sizeof own_doing);
     if (b)
         COF_FAIL(status,
                  "%s%s: rank %d waited for rank %d at \"%s\": %s (waited %g s at most); wanted "
-                 "epoch %u digest %08x, saw epoch %u digest %08x; rank %d is in %s",
+                 "epoch %u digest %08x, saw epoch %u digest %08x; rank %d is in %s, rank %d in %s",
                  b->op, direction_name(b->direction), own, r, w->step, reason(status),
                  a->run_timeout, (uint32_t)w->want, (unsigned)b->digest, (uint32_t)value,
-                 (unsigned)(value >> 32 & 0x7fffffff), r, doing);
+                 (unsigned)(value >> 32 & 0x7fffffff), r, doing, own, own_doing);
     else
         COF_FAIL(status,
                  "%s: rank %d waited for rank %d: %s (waited %g s at most); wanted signal %llu, "

@@ -6,7 +6,11 @@
  *
  * A failed exchange ends the team, but not the others that share its sockets. Rank 0 answers every
  * member with the error, also those it has not heard yet, and skips their next request, which is
- * answered by that; a member that gives up skips rank 0's next reply (world->stale). */
+ * answered by that; a member that gives up skips rank 0's next reply (world->stale).
+ *
+ * Not so when a rank died: every rank may see that by itself, before it sends or after, so nobody
+ * knows what is still to come. But such a team can never be made again, so that messages of its
+ * number are skipped whenever they come. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -100,6 +104,25 @@ static cof_status skip(int socket, uint64_t bytes, int64_t deadline)
     return status;
 }
 
+/* A message of another team than `t`, one that has lost a rank. */
+static bool is_of_dead_team(cof_team *t, const struct head *h)
+{
+    cof_world *w = t->world;
+    if (h->team == t->id)
+        return false;
+    if (h->kind == REPLY && h->status == COF_ERR_PEER_DEAD)
+        return true;
+    cofi_world_poll(w);
+    bool found = false;
+    pthread_mutex_lock(&w->lock);
+    for (const cof_team *other = w->teams; other; other = other->next)
+        found |= other->id == h->team && atomic_load(&other->status) == COF_ERR_PEER_DEAD;
+    for (int i = 0; i < w->n_dead_teams; i++)
+        found |= w->dead_teams[i] == h->team;
+    pthread_mutex_unlock(&w->lock);
+    return found;
+}
+
 /* The next message of this kind that is not stale. With `fd_out` it brings a descriptor (-1 when
  * there was none to be had for it). Writes no text, but for a message of the other kind. */
 static cof_status read_head(cof_team *t, int rank, int kind, struct head *h, int *fd_out,
@@ -111,11 +134,14 @@ static cof_status read_head(cof_team *t, int rank, int kind, struct head *h, int
         COF_TRY(fd_out ? cofi_link_recv_fd(socket_of(t, rank), fd_out, h, sizeof *h, deadline)
                        : cofi_link_recv(socket_of(t, rank), h, sizeof *h, deadline));
         int *n_stale = h->kind == REQUEST ? &stale->requests : &stale->replies;
-        if (*n_stale == 0 && h->kind == kind)
+        bool of_dead_team = is_of_dead_team(t, h);
+        if (!of_dead_team && *n_stale == 0 && h->kind == kind)
             return COF_OK;
         if (fd_out && *fd_out >= 0)
             close(*fd_out);
         COF_TRY(skip(socket_of(t, rank), h->payload, deadline));
+        if (of_dead_team)
+            continue;
         COF_FAIL_IF(*n_stale == 0, COF_ERR_MISMATCH,
                     "rank %d is in \"%.15s\" of another team, which rank %d is not in",
                     t->world_rank[rank], h->what, t->world->rank);
@@ -151,7 +177,7 @@ static void reply_error(cof_team *t, struct head head, cof_status status, int n_
     head.payload = sizeof text;
     for (int i = 1; i < t->n_ranks; i++) {
         int64_t soon = cofi_now() + GRACE_NS / 10;
-        t->world->stale[t->world_rank[i]].requests += i >= n_heard;
+        t->world->stale[t->world_rank[i]].requests += i >= n_heard && status != COF_ERR_PEER_DEAD;
         if (cofi_link_send(socket_of(t, i), &head, sizeof head, soon) == COF_OK)
             cofi_link_send(socket_of(t, i), text, sizeof text, soon);
     }

@@ -13,6 +13,19 @@
 #include "core/clock.h"
 #include "symm/fork.h"
 
+/* ThreadSanitizer does not see that two descriptors are the ends of one socket when one of them was
+ * handed over by another. */
+#ifdef __SANITIZE_THREAD__
+void __tsan_acquire(void *at);
+void __tsan_release(void *at);
+static char order;
+#define BEFORE_SEND() __tsan_release(&order)
+#define AFTER_RECEIVE() __tsan_acquire(&order)
+#else
+#define BEFORE_SEND() ((void)0)
+#define AFTER_RECEIVE() ((void)0)
+#endif
+
 static const char bye[8] = {'c', 'o', 'f', 'B', 'y', 'e', '\r', '\n'};
 
 /* ---- descriptors ---------------------------------------------------------------------------- */
@@ -121,6 +134,7 @@ cof_status cofi_link_wait(int socket, int64_t deadline)
 cof_status cofi_link_send(int socket, const void *data, size_t bytes, int64_t deadline)
 {
     const char *at = data;
+    BEFORE_SEND();
     while (bytes > 0) {
         ssize_t n = send(socket, at, bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
         if (n >= 0) {
@@ -155,6 +169,7 @@ cof_status cofi_link_recv(int socket, void *data, size_t bytes, int64_t deadline
             return transfer_error();
         }
     }
+    AFTER_RECEIVE();
     return COF_OK;
 }
 

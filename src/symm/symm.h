@@ -54,6 +54,8 @@ struct cof_world {
     _Atomic bool is_destroyed; /* by the caller: teams may still hold it */
     struct cofi_process made_by;
     struct cof_world *next;   /* in the process's list (fork.c) */
+    uint64_t *dead_teams; /* numbers of teams that lost a rank and were destroyed; under the lock */
+    int n_dead_teams;
 };
 
 struct cof_team {

@@ -76,11 +76,24 @@ cof_status cof_team_create(cof_world *w, const int *ranks, int n, uint64_t tag, 
     return COF_OK;
 }
 
+/* Under the world's lock. Where memory is short, messages still to come are a mismatch. */
+static void remember_dead(cof_world *w, const cof_team *t)
+{
+    if (atomic_load(&t->status) != COF_ERR_PEER_DEAD)
+        return;
+    uint64_t *more = realloc(w->dead_teams, (size_t)(w->n_dead_teams + 1) * sizeof *more);
+    if (!more)
+        return;
+    w->dead_teams = more;
+    more[w->n_dead_teams++] = t->id;
+}
+
 void cof_team_destroy(cof_team *t)
 {
     if (!t)
         return;
     pthread_mutex_lock(&t->world->lock);
+    remember_dead(t->world, t);
     for (cof_team **at = &t->world->teams; *at; at = &(*at)->next)
         if (*at == t) {
             *at = t->next;

@@ -275,6 +275,7 @@ void cofi_world_release(cof_world *w)
     free(w->hello);
     free((void *)w->state);
     free(w->stale);
+    free(w->dead_teams);
     free(w);
 }
 

@@ -21,6 +21,7 @@ struct run {
     int n_micro;
     struct cofi_attention_data data[MAX_MICRO];
     struct cofi_attention_local local[MAX_MICRO];
+    struct cofi_check_arena arena; /* with --engine attach */
     cof_plan *plan;
     cof_stream stream;
     uint64_t n_calls; /* numbers the random delays */
@@ -257,9 +258,26 @@ static cof_status run_plan(struct run *run, struct cofi_check_result *result)
     return cofi_check_agree(run->job->team, result);
 }
 
+/* On an arena of its own; with --engine attach on one as large as the workspace call says. */
+static cof_status make_plan(struct run *run)
+{
+    cof_team *team = run->job->team;
+    cof_workspace_sizes sizes = COF_WORKSPACE_SIZES_INIT;
+    if (run->job->attach) {
+        COF_TRY(cof_attention_workspace(team, &run->c.params, &sizes));
+        COF_TRY(cofi_check_arena_open(run->job, team, sizes.symmetric + sizes.words, 0, 0,
+                                      &run->arena));
+    }
+    cof_status status = cof_attention_plan_create(team, &run->c.params, run->arena.arena,
+                                                  &run->plan);
+    if (status != COF_OK)
+        cofi_check_arena_close(&run->arena);
+    return status;
+}
+
 static cof_status with_plan(struct run *run, struct cofi_check_result *result)
 {
-    cof_status status = cof_attention_plan_create(run->job->team, &run->c.params, NULL, &run->plan);
+    cof_status status = make_plan(run);
     if (status == COF_ERR_UNSUPPORTED) {
         result->verdict = COFI_SKIPPED;
         snprintf(result->text, sizeof result->text, "%.399s", cof_last_error());
@@ -273,6 +291,7 @@ static cof_status with_plan(struct run *run, struct cofi_check_result *result)
     if (run->stream.handle)
         cof_stream_destroy(run->stream);
     cof_plan_destroy(run->plan);
+    cofi_check_arena_close(&run->arena);
     return status;
 }
 
