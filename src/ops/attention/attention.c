@@ -23,10 +23,8 @@
 
 static cof_status check_choices(const cof_attention_params *p)
 {
-    COF_FAIL_IF(cofi_dtype_equal(p->dtype, COF_F16), COF_ERR_UNSUPPORTED,
-                "params.dtype = f16: this version has bf16 and f32");
-    COF_FAIL_IF(!cofi_dtype_equal(p->dtype, COF_BF16) && !cofi_dtype_equal(p->dtype, COF_F32),
-                COF_ERR_INVALID, "params.dtype = %s: wanted bf16 or f32", cof_dtype_name(p->dtype));
+    COF_FAIL_IF(!cofi_dtype_is_elem(p->dtype), COF_ERR_INVALID,
+                "params.dtype = %s: wanted bf16, f16 or f32", cof_dtype_name(p->dtype));
     COF_FAIL_IF(p->format != COF_FORMAT_BSHD && p->format != COF_FORMAT_SBHD, COF_ERR_INVALID,
                 "params.format = %d: wanted 0 (bshd) or 1 (sbhd)", (int)p->format);
     COF_FAIL_IF(p->mask != COF_MASK_NONE && p->mask != COF_MASK_CAUSAL, COF_ERR_INVALID,
@@ -114,7 +112,7 @@ static void set_shape(struct cofi_attention_plan *plan, const cof_team *team,
         .n_kv_heads = p->n_kv_heads,
         .dim_qk = p->head_dim_qk,
         .dim_v = p->head_dim_v,
-        .is_bf16 = cofi_dtype_equal(p->dtype, COF_BF16),
+        .elem = cofi_elem_of(p->dtype),
         .scale = (float)p->scale,
     };
 }
@@ -143,7 +141,7 @@ static void take_kv_buffer(const struct cofi_attention_plan *plan, char *base, s
 
 static int wire_bytes(const struct cofi_attention_plan *plan)
 {
-    return plan->params.wire_f32 || !plan->dims.is_bf16 ? 4 : 2;
+    return plan->params.wire_f32 ? 4 : cofi_elem_bytes(plan->dims.elem);
 }
 
 /* Gradient exchange: no slot for one rank, one for two, two for more. */
@@ -159,7 +157,7 @@ static size_t lay_out_symmetric(struct cofi_attention_plan *plan)
     size_t used = 0;
     if (plan->n_ranks == 1)
         return 0;
-    take_kv_buffer(plan, NULL, &used, plan->dims.is_bf16 ? 2 : 4, &plan->published);
+    take_kv_buffer(plan, NULL, &used, cofi_elem_bytes(plan->dims.elem), &plan->published);
     for (int s = 0; s < n_slots(plan); s++)
         take_kv_buffer(plan, NULL, &used, wire_bytes(plan), &plan->slot[s]);
     return used;
@@ -181,7 +179,7 @@ static size_t lay_out_local(struct cofi_attention_plan *plan, char *base)
         .n_rows = plan->local_rows,
     };
     for (int s = 0; s < 2 && plan->n_ranks > 1; s++)
-        take_kv_buffer(plan, base, &used, d->is_bf16 ? 2 : 4, &plan->staging[s]);
+        take_kv_buffer(plan, base, &used, cofi_elem_bytes(d->elem), &plan->staging[s]);
     if (plan->params.forward_only)
         return used;
     plan->grad = (struct cofi_attention_grad_state){
@@ -241,7 +239,7 @@ static void describe(struct cofi_attention_plan *plan, const cof_arena *arena)
              p->mask == COF_MASK_CAUSAL ? "causal" : "none",
              p->layout == COF_LAYOUT_ZIGZAG ? "zigzag" : "contiguous",
              p->chunking == COF_CHUNKING_BALANCED ? "balanced" : "padded", p->scale,
-             wire_bytes(plan) == 4 ? "f32" : "bf16", p->forward_only ? "forward" : "both",
+             p->wire_f32 ? "f32" : cof_dtype_name(p->dtype), p->forward_only ? "forward" : "both",
              plan->n_ranks, engine, cofi_isa_name(cofi_isa()),
              cofi_gemm_name());
 }

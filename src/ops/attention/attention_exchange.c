@@ -147,10 +147,7 @@ static void add_rows(const struct cofi_attention_plan *plan, const struct cofi_k
     const char *from = cofi_arena_data(plan->binding.arena) + row_offset(plan, slot, is_v, begin);
     float *acc = (is_v ? plan->acc_v : plan->acc_k) + begin * row_elements(plan, is_v);
     int64_t n = (end - begin) * row_elements(plan, is_v);
-    if (slot->element_bytes == 2)
-        cofi_vec()->add_bf16(acc, (const uint16_t *)(const void *)from, n);
-    else
-        cofi_vec()->add_f32(acc, (const float *)(const void *)from, n);
+    cofi_vec_add(cofi_vec(), plan->params.wire_f32 ? COFI_ELEM_F32 : plan->dims.elem, acc, from, n);
 }
 
 cof_status cofi_attention_ring_sum(struct cofi_cpu_stream *s, const void *args)

@@ -142,8 +142,8 @@ static void fill_nan(const struct cofi_attention_plan *plan, const struct cofi_a
             for (int64_t h = 0; h < n_heads; h++) {
                 int64_t at = b * v->batch_stride + row * v->row_stride + h * v->head_stride;
                 for (int64_t d = 0; d < dim; d++)
-                    if (plan->dims.is_bf16)
-                        ((uint16_t *)v->data)[at + d] = 0x7fc0;
+                    if (plan->dims.elem != COFI_ELEM_F32)
+                        ((uint16_t *)v->data)[at + d] = 0x7fc0; /* NaN as bf16 and as fp16 */
                     else
                         ((float *)v->data)[at + d] = NAN;
             }
