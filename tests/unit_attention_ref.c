@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "ops/attention/attention_ref.h"
+#include "ops/check.h"
 
 #define REQUIRE(cond)                                                                              \
     do {                                                                                           \
@@ -118,7 +119,7 @@ static void check_near(const float *x, const double *y, int64_t n, double bound)
     REQUIRE(err <= bound * most);
 }
 
-/* fp32: a few units in the last place; bf16 (of rounded inputs): a few 2^-8. */
+/* fp32: a few units in the last place; bf16 and fp16 (of rounded inputs): a few 2^-8, 2^-11. */
 static void check_plain(struct cofi_attention_problem p, double bound)
 {
     int64_t nq = p.n_batch * p.n_heads * p.n_rows, nk = p.n_batch * p.n_kv_heads * p.n_rows;
@@ -131,21 +132,18 @@ static void check_plain(struct cofi_attention_problem p, double bound)
     check_near(p_dv, r_dv, nk * p.dim_v, bound);
 }
 
-static void check_bf16(struct cofi_attention_problem p)
+static void check_half(struct cofi_attention_problem p, cof_dtype dtype, double bound)
 {
     static uint16_t half[4][MAX];
     float *from[4] = {in_q, in_k, in_v, in_dout};
     struct cofi_attention_view *to[4] = {&p.q, &p.k, &p.v, &p.dout};
     for (int t = 0; t < 4; t++) {
-        for (int i = 0; i < MAX; i++) {
-            uint32_t bits;
-            memcpy(&bits, &from[t][i], sizeof bits);
-            half[t][i] = (uint16_t)(bits >> 16);
-        }
+        for (int i = 0; i < MAX; i++)
+            cofi_check_store(half[t], dtype, i, from[t][i]);
         to[t]->data = half[t];
     }
-    p.is_bf16 = true;
-    check_plain(p, 0.03);
+    p.elem = cofi_elem_of(dtype);
+    check_plain(p, bound);
 }
 
 static void check_same(const double *x, const double *y, int64_t n)
@@ -227,7 +225,8 @@ int main(void)
             check_backward(&p);
             check_pieces(&p);
             check_plain(p, 4e-6);
-            check_bf16(p);
+            check_half(p, COF_BF16, 0.03);
+            check_half(p, COF_F16, 0.03 / 8);
         }
     return 0;
 }

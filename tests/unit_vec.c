@@ -14,6 +14,8 @@
 #include <string.h>
 
 #include "backend/cpu/vec.h"
+#include "ops/check.h"
+#include "ops/check_elem.h"
 
 #define MAX_N 70
 #define GUARD 8
@@ -47,44 +49,127 @@ static uint32_t bits_of(float x)
     return bits;
 }
 
-/* A bf16 pattern's value, with infinity standing for 2^128 so that distances to it are numbers. */
-static double bf16_value(uint32_t bits)
+/* The 16-bit types: [0] bf16, [1] fp16. */
+static const struct half {
+    const char *name;
+    enum cofi_elem elem;
+    int n_fraction, bias; /* bits of the fraction; of the exponent */
+} halves[2] = {{"bf16", COFI_ELEM_BF16, 7, 127}, {"f16", COFI_ELEM_F16, 10, 15}};
+
+/* Sizes of all patterns without sign; infinity's is 2^128 or 2^16, so that distances to it are
+ * numbers. */
+static double half_sizes[2][0x8000];
+
+static void make_sizes(void)
 {
-    double x = f32_of(bits << 16);
-    return isinf(x) ? copysign(0x1p128, x) : x;
+    for (int i = 0; i < 2; i++)
+        for (int bits = 0; bits < 0x8000; bits++) {
+            int n = halves[i].n_fraction, exponent = bits >> n, fraction = bits & ((1 << n) - 1);
+            half_sizes[i][bits] = exponent > 0
+                                      ? ldexp(fraction + (1 << n), exponent - halves[i].bias - n)
+                                      : ldexp(fraction, 1 - halves[i].bias - n);
+        }
 }
 
-static uint16_t nearest_bf16(float x)
+static uint32_t infinity_of(const struct half *half)
 {
-    uint32_t down = bits_of(x) >> 16, up = down + 1;
-    if (isinf(x))
-        return (uint16_t)down;
-    double to_down = fabs(x - bf16_value(down)), to_up = fabs(x - bf16_value(up));
-    return (uint16_t)(to_down < to_up || (to_down == to_up && !(down & 1)) ? down : up);
+    return (uint32_t)(0x8000 - (1 << half->n_fraction));
+}
+
+static double half_value(const struct half *half, uint32_t bits)
+{
+    double size = half_sizes[half - halves][bits & 0x7fff];
+    return bits & 0x8000 ? -size : size;
+}
+
+/* The bits of x in the type: to nearest, ties to even; a NaN is quiet and keeps its upper bits. */
+static uint16_t nearest_half(const struct half *half, float x)
+{
+    uint32_t sign = bits_of(x) >> 16 & 0x8000, down = 0, up = infinity_of(half);
+    const double *sizes = half_sizes[half - halves], size = fabs((double)x);
+    if (isnan(x)) {
+        uint32_t quiet = 1u << (half->n_fraction - 1);
+        uint32_t fraction = (bits_of(x) & 0x7fffff) >> (23 - half->n_fraction);
+        return (uint16_t)(sign | up | quiet | fraction);
+    }
+    if (size >= sizes[up])
+        return (uint16_t)(sign | up);
+    while (up - down > 1) {
+        uint32_t middle = (down + up) / 2;
+        if (sizes[middle] <= size)
+            down = middle;
+        else
+            up = middle;
+    }
+    double to_down = size - sizes[down], to_up = sizes[up] - size;
+    return (uint16_t)(sign | (to_down < to_up || (to_down == to_up && !(down & 1)) ? down : up));
 }
 
 static bool is_bf16_of(uint16_t got, float x)
 {
-    return isnan(x) ? (got & 0x7fff) > 0x7fbf && (got & 0x7fff) != 0x7f80 : got == nearest_bf16(x);
+    return got == nearest_half(&halves[0], x);
 }
 
-static void test_conversion(const struct cofi_vec_ops *ops)
+/* What a pattern is in fp32: bf16 is its upper half, of fp16 a NaN becomes quiet. */
+static uint32_t widened(const struct half *half, uint32_t bits)
 {
-    static uint16_t narrow[65536], again[65536];
+    uint32_t fraction = bits & (uint32_t)((1 << half->n_fraction) - 1);
+    if (half->elem == COFI_ELEM_BF16)
+        return bits << 16;
+    if ((bits & 0x7fff) < infinity_of(half))
+        return bits_of((float)half_value(half, bits));
+    return (bits & 0x8000) << 16 | 0x7f800000 | fraction << 13 | (fraction ? 0x400000 : 0);
+}
+
+static void check_rounding(const struct cofi_vec_ops *ops, const struct half *half,
+                           const float *wide, int64_t n)
+{
+    static uint16_t narrow[2 * 65536]; /* fp32 fits too: the compiler does not rule it out */
+    cofi_vec_store(ops, half->elem, narrow, wide, n);
+    for (int64_t i = 0; i < n; i++) {
+        uint16_t want = nearest_half(half, wide[i]), plain;
+        cofi_check_store(&plain, half->elem == COFI_ELEM_F16 ? COF_F16 : COF_BF16, 0, wide[i]);
+        CHECK(narrow[i] == want, "f32 %08x became %s %04x, not %04x", bits_of(wide[i]), half->name,
+              narrow[i], want);
+        CHECK(plain == want, "checks make f32 %08x %s %04x, not %04x", bits_of(wide[i]), half->name,
+              plain, want);
+        float rounded = cofi_check_elem_round(wide[i], half->elem);
+        float loaded = cofi_check_elem_load(narrow, half->elem, i);
+        CHECK(isnan(wide[i]) ? isnan(rounded) : bits_of(rounded) == bits_of(loaded),
+              "checks round f32 %08x to %s %a", bits_of(wide[i]), half->name, (double)rounded);
+    }
+}
+
+/* Every pattern; every upper half of fp32 with lower ones about the ties; the middle between any
+ * two neighbours, and the fp32 numbers next to it. */
+static void test_conversion(const struct cofi_vec_ops *ops, const struct half *half)
+{
+    static uint16_t narrow[2 * 65536];
     static float wide[65536];
+    static const uint32_t lows[] = {0,      1,      0x0fff, 0x1000, 0x1001, 0x2fff, 0x3000, 0x3001,
+                                    0x1234, 0x7ffe, 0x7fff, 0x8000, 0x8001, 0xefff, 0xf000, 0xffff};
     for (uint32_t i = 0; i < 65536; i++)
         narrow[i] = (uint16_t)i;
-    ops->bf16_to_f32(wide, narrow, 65536);
-    for (uint32_t i = 0; i < 65536; i++)
-        CHECK(bits_of(wide[i]) == i << 16, "bf16 %04x became %08x", i, bits_of(wide[i]));
-    static const uint32_t lows[] = {0, 1, 0x1234, 0x7ffe, 0x7fff, 0x8000, 0x8001, 0xffff};
+    cofi_vec_load(ops, half->elem, wide, narrow, 65536);
+    for (uint32_t i = 0; i < 65536; i++) {
+        CHECK(bits_of(wide[i]) == widened(half, i), "%s %04x became %08x, not %08x", half->name, i,
+              bits_of(wide[i]), widened(half, i));
+        float plain = cofi_check_elem_load(narrow, half->elem, i);
+        CHECK(plain == wide[i] || (isnan(plain) && isnan(wide[i])), "checks make %s %04x %g",
+              half->name, i, (double)plain);
+    }
     for (size_t j = 0; j < sizeof lows / sizeof lows[0]; j++) {
         for (uint32_t i = 0; i < 65536; i++)
             wide[i] = f32_of(i << 16 | lows[j]);
-        ops->f32_to_bf16(again, wide, 65536);
-        for (uint32_t i = 0; i < 65536; i++)
-            CHECK(is_bf16_of(again[i], wide[i]), "f32 %08x became bf16 %04x", bits_of(wide[i]),
-                  again[i]);
+        check_rounding(ops, half, wide, 65536);
+    }
+    for (int side = -1; side <= 1; side++) {
+        for (uint32_t i = 0; i < infinity_of(half); i++) {
+            float middle = (float)(half_value(half, i) / 2 + half_value(half, i + 1) / 2);
+            wide[i] = side ? nextafterf(middle, (float)side * INFINITY) : middle;
+            wide[i] = i % 2 ? -wide[i] : wide[i];
+        }
+        check_rounding(ops, half, wide, infinity_of(half));
     }
 }
 
@@ -157,9 +242,9 @@ static void test_exp_special(const struct cofi_vec_ops *ops)
 struct tail {
     int64_t n;
     float *s, *d;
-    uint16_t *h, *g;
+    uint16_t *h, *g; /* of a 16-bit type */
     float out[N_ROOM], out2[N_ROOM];
-    uint16_t out_bf16[N_ROOM], out2_bf16[N_ROOM];
+    uint16_t out_half[N_ROOM], out2_half[N_ROOM];
 };
 
 static const uint8_t guard_byte = 0xa5;
@@ -168,8 +253,8 @@ static void poison(struct tail *t)
 {
     memset(t->out, guard_byte, sizeof t->out);
     memset(t->out2, guard_byte, sizeof t->out2);
-    memset(t->out_bf16, guard_byte, sizeof t->out_bf16);
-    memset(t->out2_bf16, guard_byte, sizeof t->out2_bf16);
+    memset(t->out_half, guard_byte, sizeof t->out_half);
+    memset(t->out2_half, guard_byte, sizeof t->out2_half);
 }
 
 static bool is_guarded(const void *room, size_t element, int64_t n)
@@ -185,7 +270,7 @@ static bool is_guarded(const void *room, size_t element, int64_t n)
 static void check_guards(const struct tail *t, const char *what)
 {
     CHECK(is_guarded(t->out, 4, t->n) && is_guarded(t->out2, 4, t->n) &&
-              is_guarded(t->out_bf16, 2, t->n) && is_guarded(t->out2_bf16, 2, t->n),
+              is_guarded(t->out_half, 2, t->n) && is_guarded(t->out2_half, 2, t->n),
           "%s wrote outside its %d elements", what, (int)t->n);
 }
 
@@ -198,35 +283,19 @@ static void test_tail_sums(const struct cofi_vec_ops *ops, struct tail *t)
     for (int64_t i = 0; i < t->n; i++)
         CHECK(out[i] == t->d[i] + t->s[i], "add_f32 n %d at %d", (int)t->n, (int)i);
     check_guards(t, "add_f32");
-    memcpy(out, t->d, sizeof(float) * (size_t)t->n);
-    ops->add_bf16(out, t->h, t->n);
-    for (int64_t i = 0; i < t->n; i++)
-        CHECK(out[i] == t->d[i] + f32_of((uint32_t)t->h[i] << 16), "add_bf16 n %d at %d", (int)t->n,
-              (int)i);
     memcpy(out, t->s, sizeof(float) * (size_t)t->n);
     ops->scale(out, 1.7f, t->n);
     for (int64_t i = 0; i < t->n; i++)
         CHECK(out[i] == t->s[i] * 1.7f, "scale n %d at %d", (int)t->n, (int)i);
-    check_guards(t, "add_bf16 or scale");
-    ops->bf16_to_f32(out, t->h, t->n);
-    ops->f32_to_bf16(t->out_bf16 + GUARD, t->s, t->n);
-    for (int64_t i = 0; i < t->n; i++)
-        CHECK(bits_of(out[i]) == (uint32_t)t->h[i] << 16 &&
-                  is_bf16_of(t->out_bf16[GUARD + i], t->s[i]), "conversion n %d at %d", (int)t->n,
-              (int)i);
-    check_guards(t, "conversion");
+    check_guards(t, "scale");
 
-    double dot = 0, dot_bf16 = 0, size = 0, size_bf16 = 0, top = -INFINITY;
+    double dot = 0, size = 0, top = -INFINITY;
     for (int64_t i = 0; i < t->n; i++) {
         double product = (double)t->s[i] * (double)t->d[i];
-        double product_bf16 = bf16_value(t->h[i]) * bf16_value(t->g[i]);
         dot += product, size += fabs(product);
-        dot_bf16 += product_bf16, size_bf16 += fabs(product_bf16);
         top = fmax(top, t->s[i]);
     }
     CHECK(fabs(ops->dot_f32(t->s, t->d, t->n) - dot) <= 1e-6 * size, "dot_f32 n %d", (int)t->n);
-    CHECK(fabs(ops->dot_bf16(t->h, t->g, t->n) - dot_bf16) <= 1e-6 * size_bf16, "dot_bf16 n %d",
-          (int)t->n);
     CHECK(ops->max(t->s, t->n) == top, "max n %d", (int)t->n);
     for (int64_t i = 0; i < t->n; i++) {
         float kept = t->s[i];
@@ -238,11 +307,38 @@ static void test_tail_sums(const struct cofi_vec_ops *ops, struct tail *t)
     }
 }
 
+static void test_tail_half(const struct cofi_vec_ops *ops, struct tail *t, const struct half *half)
+{
+    float *out = t->out + GUARD;
+    double dot = 0, size = 0;
+    poison(t);
+    for (int64_t i = 0; i < t->n; i++) {
+        t->h[i] = nearest_half(half, t->s[i]);
+        t->g[i] = nearest_half(half, t->d[i]);
+        double product = half_value(half, t->h[i]) * half_value(half, t->g[i]);
+        dot += product, size += fabs(product);
+    }
+    memcpy(out, t->d, sizeof(float) * (size_t)t->n);
+    cofi_vec_add(ops, half->elem, out, t->h, t->n);
+    for (int64_t i = 0; i < t->n; i++)
+        CHECK(out[i] == t->d[i] + (float)half_value(half, t->h[i]), "add_%s n %d at %d", half->name,
+              (int)t->n, (int)i);
+    check_guards(t, "add to fp32");
+    cofi_vec_load(ops, half->elem, out, t->h, t->n);
+    cofi_vec_store(ops, half->elem, t->out_half + GUARD, t->s, t->n);
+    for (int64_t i = 0; i < t->n; i++)
+        CHECK(out[i] == (float)half_value(half, t->h[i]) && t->out_half[GUARD + i] == t->h[i],
+              "conversion of %s n %d at %d", half->name, (int)t->n, (int)i);
+    check_guards(t, "conversion");
+    CHECK(fabs(cofi_vec_dot(ops, half->elem, t->h, t->g, t->n) - dot) <= 1e-6 * size,
+          "dot_%s n %d", half->name, (int)t->n);
+}
+
 static void test_tail_exp(const struct cofi_vec_ops *ops, struct tail *t)
 {
     const float scale_ = 0.3f, shift = 2.5f, delta = 0.25f;
     float *p = t->out + GUARD, *ds = t->out2 + GUARD, in_place[MAX_N], in_place_ds[MAX_N];
-    uint16_t *p_bf16 = t->out_bf16 + GUARD, *ds_bf16 = t->out2_bf16 + GUARD;
+    uint16_t *p_bf16 = t->out_half + GUARD, *ds_bf16 = t->out2_half + GUARD;
     size_t bytes = sizeof(float) * (size_t)t->n;
     poison(t);
     float sum = ops->exp_f32(p, t->s, scale_, shift, t->n);
@@ -291,10 +387,10 @@ static void test_tails(const struct cofi_vec_ops *ops)
         for (int i = 0; i < n; i++) {
             t.s[i] = (float)(rand() % 20001 - 10000) / 1000;
             t.d[i] = (float)(rand() % 20001 - 10000) / 3000;
-            t.h[i] = nearest_bf16(t.s[i]);
-            t.g[i] = nearest_bf16(t.d[i]);
         }
         test_tail_sums(ops, &t);
+        test_tail_half(ops, &t, &halves[0]);
+        test_tail_half(ops, &t, &halves[1]);
         test_tail_exp(ops, &t);
         free(s), free(d), free(h), free(g);
     }
@@ -329,7 +425,8 @@ static void test_table(const struct cofi_vec_ops *ops)
 {
     int before = n_failed;
     snprintf(context, sizeof context, "vec %s", ops->name);
-    test_conversion(ops);
+    test_conversion(ops, &halves[0]);
+    test_conversion(ops, &halves[1]);
     test_exp_sweep(ops);
     test_exp_special(ops);
     test_exp_large(ops);
@@ -357,13 +454,13 @@ static void test_isa(void)
 
 int main(void)
 {
+    make_sizes();
     test_table(&cofi_vec_scalar);
     test_table(&cofi_vec_wide16);
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+    if (cofi_isa() >= COFI_ISA_AVX2)
         test_table(&cofi_vec_avx2);
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
+    if (cofi_isa() >= COFI_ISA_AVX512)
         test_table(&cofi_vec_avx512);
 #endif
     test_isa();

@@ -41,7 +41,7 @@ typedef enum cof_attention_schedule {
 /** Parameters of a plan; the same on all ranks. Zero means default. */
 typedef struct cof_attention_params {
     size_t size;                     /* sizeof(cof_attention_params) */
-    cof_dtype dtype;                 /* COF_BF16 or COF_F32: q, k, v, o and gradients */
+    cof_dtype dtype;                 /* COF_BF16, COF_F16 or COF_F32: of q, k, v, o and gradients */
     cof_attention_format format;     /* */
     int64_t n_batch;                 /* B >= 1 */
     int64_t n_rows;                  /* S >= 0, global */
@@ -140,7 +140,8 @@ COF_API cof_status cof_attention_forward(cof_plan *plan, const cof_attention_arg
  * cof_attention_forward. COF_ERR_INVALID on a plan made with forward_only.
  *
  * dK and dV of other owners travel in dtype (or fp32, wire_f32), are summed in fp32 by the owner in
- * the fixed order rank+1, rank+2, ..., rank and rounded once: repeatable bit for bit.
+ * the fixed order rank+1, rank+2, ..., rank and rounded once: repeatable bit for bit. Rounding is
+ * to nearest even; beyond the largest number of dtype (65504 for fp16) it gives infinity.
  */
 COF_API cof_status cof_attention_backward(cof_plan *plan, const cof_attention_args *args,
                                           cof_stream stream);

@@ -66,7 +66,7 @@ typedef struct cof_grad_return_peers {
 /** Parameters of a plan; the same on all ranks. Zero means default. */
 typedef struct cof_grad_return_params {
     size_t size;                       /* sizeof(cof_grad_return_params) */
-    cof_dtype dtype;                   /* COF_BF16 or COF_F32: of outputs, and on the wire */
+    cof_dtype dtype;                   /* COF_BF16, COF_F16 or COF_F32: outputs, wire */
     int partial_f32;                   /* 1: partials are fp32 instead of dtype */
     int wire_f32;                      /* 1: fp32 on the wire */
     int64_t n_batch;                   /* B >= 1 */

@@ -1,6 +1,7 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* Checks of caller's tensor views. Each names the argument, the value seen and the rule. */
+/* Element types, and checks of caller's tensor views: each names the argument, the value seen and
+ * the rule. */
 #ifndef COFI_TENSOR_H
 #define COFI_TENSOR_H
 
@@ -16,6 +17,27 @@ static inline bool cofi_dtype_equal(cof_dtype a, cof_dtype b)
 static inline int64_t cofi_dtype_bytes(cof_dtype t)
 {
     return (t.bits * t.lanes + 7) / 8;
+}
+
+/* The types that kernels read and write; their arithmetic is fp32. */
+enum cofi_elem { COFI_ELEM_F32, COFI_ELEM_BF16, COFI_ELEM_F16 };
+
+static inline bool cofi_dtype_is_elem(cof_dtype t)
+{
+    return cofi_dtype_equal(t, COF_F32) || cofi_dtype_equal(t, COF_BF16) ||
+           cofi_dtype_equal(t, COF_F16);
+}
+
+/* Of a dtype that is one. */
+static inline enum cofi_elem cofi_elem_of(cof_dtype t)
+{
+    return cofi_dtype_equal(t, COF_BF16) ? COFI_ELEM_BF16
+           : cofi_dtype_equal(t, COF_F16) ? COFI_ELEM_F16 : COFI_ELEM_F32;
+}
+
+static inline int cofi_elem_bytes(enum cofi_elem elem)
+{
+    return elem == COFI_ELEM_F32 ? 4 : 2;
 }
 
 /* First element, byte_offset applied. */

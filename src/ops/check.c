@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #include "core/error.h"
-#include "core/tensor.h"
+#include "ops/check_elem.h"
 #include "symm/arena.h"
 
 /* ---- Random data ---- */
@@ -51,40 +51,23 @@ float cofi_check_integer(uint64_t seed, uint64_t tensor, uint64_t idx, int most)
 
 /* ---- Elements ---- */
 
-static float from_bf16(uint16_t x)
-{
-    uint32_t bits = (uint32_t)x << 16;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
 float cofi_check_load(const void *data, cof_dtype dtype, int64_t idx)
 {
-    return cofi_dtype_equal(dtype, COF_BF16) ? from_bf16(((const uint16_t *)data)[idx])
-                                             : ((const float *)data)[idx];
-}
-
-static uint16_t to_bf16(float value)
-{
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    if (value != value)
-        return (uint16_t)(bits >> 16 | 0x40);
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    return cofi_check_elem_load(data, cofi_elem_of(dtype), idx);
 }
 
 void cofi_check_store(void *data, cof_dtype dtype, int64_t idx, float value)
 {
-    if (cofi_dtype_equal(dtype, COF_BF16))
-        ((uint16_t *)data)[idx] = to_bf16(value);
-    else
-        ((float *)data)[idx] = value;
+    switch (cofi_elem_of(dtype)) {
+    case COFI_ELEM_F32: ((float *)data)[idx] = value; break;
+    case COFI_ELEM_BF16: ((uint16_t *)data)[idx] = cofi_check_to_bf16(value); break;
+    case COFI_ELEM_F16: ((uint16_t *)data)[idx] = cofi_check_to_f16(value); break;
+    }
 }
 
 double cofi_check_rounded(double x, cof_dtype dtype)
 {
-    return cofi_dtype_equal(dtype, COF_BF16) ? from_bf16(to_bf16((float)x)) : (float)x;
+    return cofi_check_elem_round((float)x, cofi_elem_of(dtype));
 }
 
 /* ---- The error rule ---- */
@@ -142,9 +125,11 @@ cof_status cofi_check_max(cof_team *team, double *values, int n)
 bool cofi_check_error_judge(const struct cofi_check_error *e, cof_dtype dtype, double scale,
                             const char *name, char *text, size_t bytes)
 {
-    int digits = cofi_dtype_equal(dtype, COF_BF16) ? 8 : 24;
+    const enum cofi_elem elem = cofi_elem_of(dtype);
+    int digits = elem == COFI_ELEM_BF16 ? 8 : elem == COFI_ELEM_F16 ? 11 : 24;
     double u = ldexp(1, -digits), s = fmax(scale, e->max_ref);
-    double ulp = e->max_ref > 0 ? ldexp(1, ilogb(e->max_ref) - digits + 1) : 0;
+    double normal = fmax(e->max_ref, elem == COFI_ELEM_F16 ? 0x1p-14 : 0x1p-126);
+    double ulp = e->max_ref > 0 ? ldexp(1, ilogb(normal) - digits + 1) : 0;
     double factor = e->n < 1024 ? 3 : 2;
     double max_bound = factor * e->max_plain + ulp + e->input_error * e->max_ref;
     bool ok = e->n_bad == 0;
@@ -175,7 +160,7 @@ enum { RED_BYTES = 4096 };
 static void red_fill(unsigned char *p)
 {
     for (int i = 0; i < RED_BYTES; i++)
-        p[i] = i % 2 ? 0xff : 0xfe; /* 0xfffe: a NaN as bf16 and as fp32, unlike the poison */
+        p[i] = i % 2 ? 0xff : 0xfe; /* 0xfffe: a NaN in every type, unlike the poison */
 }
 
 static bool red_ok(const unsigned char *p)

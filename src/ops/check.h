@@ -14,7 +14,7 @@ float cofi_check_normal(uint64_t seed, uint64_t tensor, uint64_t idx);
 /* An integer in -most .. most. */
 float cofi_check_integer(uint64_t seed, uint64_t tensor, uint64_t idx, int most);
 
-/* Elements of bf16 and fp32 tensors. */
+/* Elements of fp32, bf16 and fp16 tensors. */
 
 float cofi_check_load(const void *data, cof_dtype dtype, int64_t idx);
 void cofi_check_store(void *data, cof_dtype dtype, int64_t idx, float value); /* nearest even */
@@ -45,8 +45,8 @@ cof_status cofi_check_error_combine(cof_team *team, struct cofi_check_error *err
 
 /* The rule:  rel-RMSE(ours) <= max(2 rel-RMSE(plain), u)
  *            max err(ours)  <= 2 max err(plain) + 1 ulp(max |ref|)
- * with u the rounding unit of dtype (2^-8, 2^-24), and 3 max err(plain) for fewer than 1024 values,
- * whose largest errors differ by more than 2 between equally good results now and then.
+ * with u the rounding unit of dtype (2^-8, 2^-11, 2^-24), and 3 max err(plain) for fewer than 1024
+ * values, whose largest errors differ by more than 2 between equally good results now and then.
  * `scale` is the size that the terms of a result have which cancels to 0: where max |ref| < u scale
  * only  max err(ours) <= 2 max err(plain) + 4 u scale  is asked.
  * Appends "name error<=bound" to text; false when the rule is broken. */

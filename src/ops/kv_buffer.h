@@ -8,16 +8,18 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "core/tensor.h"
+
 struct cofi_kv_buffer {
     size_t offset[2];        /* in the arena's data, or in `local` */
     char *local;             /* staging: memory of its own; NULL: in the arena */
-    int element_bytes;
+    enum cofi_elem elem;
     int64_t row_elements[2]; /* B * Hkv * dim */
 };
 
 static inline size_t cofi_kv_bytes(const struct cofi_kv_buffer *b, int is_v, int64_t rows)
 {
-    return (size_t)(rows * b->row_elements[is_v]) * (size_t)b->element_bytes;
+    return (size_t)(rows * b->row_elements[is_v]) * (size_t)cofi_elem_bytes(b->elem);
 }
 
 /* Offset of a row. */
@@ -36,9 +38,10 @@ static inline void *cofi_take(char *base, size_t *used, size_t bytes)
 
 /* A buffer of `rows` rows in such a block; base = NULL: in an arena's data, or while counting. */
 static inline struct cofi_kv_buffer cofi_kv_take(char *base, size_t *used, int64_t rows,
-                                                 const int64_t row_elements[2], int element_bytes)
+                                                 const int64_t row_elements[2],
+                                                 enum cofi_elem elem)
 {
-    struct cofi_kv_buffer b = {.local = base, .element_bytes = element_bytes,
+    struct cofi_kv_buffer b = {.local = base, .elem = elem,
                                .row_elements = {row_elements[0], row_elements[1]}};
     for (int is_v = 0; is_v < 2; is_v++) {
         b.offset[is_v] = *used;

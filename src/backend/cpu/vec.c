@@ -4,7 +4,11 @@
 #include "backend/cpu/vec.h"
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 #include "core/config.h"
 
@@ -15,12 +19,22 @@ static const char *const isa_names[] = {"scalar", "avx2", "avx512", "avx512_bf16
 
 static _Atomic int isa_in_force = ISA_UNKNOWN;
 
+#if defined(__x86_64__)
+/* Not every compiler's __builtin_cpu_supports knows the word. */
+static bool has_f16c(void)
+{
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
+
 /* What both the processor and the operating system (which must save the registers) offer. */
 static enum cofi_isa isa_of_processor(void)
 {
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma"))
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") ||
+        !has_f16c())
         return COFI_ISA_SCALAR;
     if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
         !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq"))

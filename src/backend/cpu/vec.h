@@ -3,25 +3,30 @@
 /* Vector kernels of the CPU back end, one table per instruction set.
  *
  * vec_tmpl.c is compiled once per set, with GCC vector extensions of that set's width; the scalar
- * table has width 1. All follow IEEE: NaN and infinities pass through, nothing is flushed. bf16
- * conversion rounds to nearest even. exp is within 2 ulp of fp32, 0 below the smallest subnormal,
- * exact at -inf (0) and +inf. */
+ * table has width 4. All follow IEEE: NaN and infinities pass through, nothing is flushed. Rounding
+ * to bf16 and fp16 is to nearest even, beyond the largest number to infinity; a NaN becomes quiet
+ * and keeps what fits of its payload: the same bits from every table. exp is within 2 ulp of fp32,
+ * 0 below the smallest subnormal, exact at -inf (0) and +inf. */
 #ifndef COFI_VEC_H
 #define COFI_VEC_H
 
 #include <stdint.h>
+#include <string.h>
 
-#include "cofuse/tensor.h"
+#include "core/tensor.h"
 
 struct cofi_vec_ops {
     const char *name; /* "scalar", "avx2", "avx512" */
 
     void (*bf16_to_f32)(float *dst, const uint16_t *src, int64_t n);
     void (*f32_to_bf16)(uint16_t *dst, const float *src, int64_t n);
+    void (*f16_to_f32)(float *dst, const uint16_t *src, int64_t n);
+    void (*f32_to_f16)(uint16_t *dst, const float *src, int64_t n);
 
     /* dst[i] += src[i] */
     void (*add_f32)(float *dst, const float *src, int64_t n);
     void (*add_bf16)(float *dst, const uint16_t *src, int64_t n);
+    void (*add_f16)(float *dst, const uint16_t *src, int64_t n);
 
     /* x[i] *= factor */
     void (*scale)(float *x, float factor, int64_t n);
@@ -29,6 +34,7 @@ struct cofi_vec_ops {
     /* sum a[i] * b[i] in fp32 (fixed lane order) */
     float (*dot_f32)(const float *a, const float *b, int64_t n);
     float (*dot_bf16)(const uint16_t *a, const uint16_t *b, int64_t n);
+    float (*dot_f16)(const uint16_t *a, const uint16_t *b, int64_t n);
 
     /* max s[i], NaN if any is; -inf for n = 0 */
     float (*max)(const float *s, int64_t n);
@@ -58,5 +64,45 @@ const char *cofi_isa_name(enum cofi_isa isa);
 
 /* The table for cofi_isa(). */
 const struct cofi_vec_ops *cofi_vec(void);
+
+/* The kernels of an element type that is known at run time only. */
+
+static inline void cofi_vec_load(const struct cofi_vec_ops *vec, enum cofi_elem elem, float *dst,
+                                 const void *src, int64_t n)
+{
+    switch (elem) {
+    case COFI_ELEM_F32: memcpy(dst, src, (size_t)n * sizeof *dst); break;
+    case COFI_ELEM_BF16: vec->bf16_to_f32(dst, src, n); break;
+    case COFI_ELEM_F16: vec->f16_to_f32(dst, src, n); break;
+    }
+}
+
+static inline void cofi_vec_store(const struct cofi_vec_ops *vec, enum cofi_elem elem, void *dst,
+                                  const float *src, int64_t n)
+{
+    switch (elem) {
+    case COFI_ELEM_F32: memcpy(dst, src, (size_t)n * sizeof *src); break;
+    case COFI_ELEM_BF16: vec->f32_to_bf16(dst, src, n); break;
+    case COFI_ELEM_F16: vec->f32_to_f16(dst, src, n); break;
+    }
+}
+
+static inline void cofi_vec_add(const struct cofi_vec_ops *vec, enum cofi_elem elem, float *dst,
+                                const void *src, int64_t n)
+{
+    switch (elem) {
+    case COFI_ELEM_F32: vec->add_f32(dst, src, n); break;
+    case COFI_ELEM_BF16: vec->add_bf16(dst, src, n); break;
+    case COFI_ELEM_F16: vec->add_f16(dst, src, n); break;
+    }
+}
+
+static inline float cofi_vec_dot(const struct cofi_vec_ops *vec, enum cofi_elem elem,
+                                 const void *a, const void *b, int64_t n)
+{
+    return elem == COFI_ELEM_BF16  ? vec->dot_bf16(a, b, n)
+           : elem == COFI_ELEM_F16 ? vec->dot_f16(a, b, n)
+                                   : vec->dot_f32(a, b, n);
+}
 
 #endif

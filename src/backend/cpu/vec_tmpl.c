@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0 */
 /* The vector kernels of vec.h, compiled once per instruction set:
  *     -DCOFI_VEC_SUFFIX=scalar -DCOFI_VEC_WIDTH=4     the baseline: any compiler's 128-bit vectors
- *     -DCOFI_VEC_SUFFIX=avx2   -DCOFI_VEC_WIDTH=8     with -mavx2 -mfma
+ *     -DCOFI_VEC_SUFFIX=avx2   -DCOFI_VEC_WIDTH=8     with -mavx2 -mfma -mf16c
  *     -DCOFI_VEC_SUFFIX=avx512 -DCOFI_VEC_WIDTH=16    with -mavx512f and its kin
  *
  * A tail shorter than a vector goes through a vector on the stack, by the same arithmetic, so an
@@ -22,9 +22,6 @@
 #error "vec_tmpl.c relies on IEEE arithmetic"
 #endif
 
-/* Vectors wider than the target's registers pass between inlined functions only. */
-#pragma GCC diagnostic ignored "-Wpsabi"
-
 #define W COFI_VEC_WIDTH
 #define N_UNROLL 4 /* enough independent sums to hide the latency of an addition */
 #define N_EXP 4    /* vectors of one exp_block; even */
@@ -32,113 +29,7 @@
 #define EACH_PAIR for (int u = 0; u < N_EXP; u += 2)
 #define INLINE static inline __attribute__((always_inline))
 
-typedef float vf __attribute__((vector_size(4 * W)));
-typedef int32_t vi __attribute__((vector_size(4 * W)));
-typedef uint32_t vu __attribute__((vector_size(4 * W)));
-typedef uint16_t vh __attribute__((vector_size(2 * W)));
-typedef uint16_t vh2 __attribute__((vector_size(4 * W)));
-typedef float vf_mem __attribute__((vector_size(4 * W), aligned(4), may_alias));
-typedef uint16_t vh_mem __attribute__((vector_size(2 * W), aligned(2), may_alias));
-typedef uint16_t vh2_mem __attribute__((vector_size(4 * W), aligned(2), may_alias));
-
-#define ODD_LANES_4 1, 3, 5, 7
-#define ODD_LANES_8 ODD_LANES_4, 9, 11, 13, 15
-#define ODD_LANES_16 ODD_LANES_8, 17, 19, 21, 23, 25, 27, 29, 31
-#define ODD_LANES_32                                                                               \
-    ODD_LANES_16, 33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63
-#define ODD_LANES_JOIN(n) ODD_LANES_##n
-#define ODD_LANES(n) ODD_LANES_JOIN(n)
-
-INLINE vf splat(float x)
-{
-    return x - (vf){0};
-}
-
-INLINE vf load(const float *src)
-{
-    return *(const vf_mem *)src;
-}
-
-INLINE void store(float *dst, vf x)
-{
-    *(vf_mem *)dst = x;
-}
-
-INLINE vf blend(vi mask, vf yes, vf no)
-{
-    return (vf)((mask & (vi)yes) | (~mask & (vi)no));
-}
-
-INLINE vf widen(vh x)
-{
-    return (vf)(__builtin_convertvector(x, vu) << 16);
-}
-
-INLINE vf load_bf16(const uint16_t *src)
-{
-    return widen(*(const vh_mem *)src);
-}
-
-/* To nearest, ties to even, in the upper half; a NaN becomes quiet and keeps its upper payload. */
-INLINE vu round_bf16(vf x)
-{
-    vu bits = (vu)x;
-    vu rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
-    return (vu)blend((vi)(x != x), (vf)(bits | 0x400000u), (vf)rounded);
-}
-
-/* The upper halves are the odd 16-bit lanes (little-endian). */
-INLINE void store_bf16(uint16_t *dst, vf x)
-{
-    vh2 bits = (vh2)round_bf16(x);
-    *(vh_mem *)dst = __builtin_shufflevector(bits, bits, ODD_LANES(W));
-}
-
-/* Two vectors in one store take half the shuffles. */
-INLINE void store_pair_bf16(uint16_t *dst, vf x0, vf x1)
-{
-    vh2 bits0 = (vh2)round_bf16(x0), bits1 = (vh2)round_bf16(x1);
-#if W == 4
-    *(vh2_mem *)dst = __builtin_shufflevector(bits0, bits1, ODD_LANES(8));
-#elif W == 8
-    *(vh2_mem *)dst = __builtin_shufflevector(bits0, bits1, ODD_LANES(16));
-#else
-    *(vh2_mem *)dst = __builtin_shufflevector(bits0, bits1, ODD_LANES(32));
-#endif
-}
-
-/* The first n < W elements, then `fill`. */
-INLINE vf load_part(const float *src, int64_t n, float fill)
-{
-    float lanes[W];
-    for (int i = 0; i < W; i++)
-        lanes[i] = i < n ? src[i] : fill;
-    return load(lanes);
-}
-
-INLINE void store_part(float *dst, vf x, int64_t n)
-{
-    float lanes[W];
-    store(lanes, x);
-    for (int64_t i = 0; i < n; i++)
-        dst[i] = lanes[i];
-}
-
-INLINE vf load_part_bf16(const uint16_t *src, int64_t n)
-{
-    uint16_t lanes[W];
-    for (int i = 0; i < W; i++)
-        lanes[i] = i < n ? src[i] : 0;
-    return load_bf16(lanes);
-}
-
-INLINE void store_part_bf16(uint16_t *dst, vf x, int64_t n)
-{
-    uint16_t lanes[W];
-    store_bf16(lanes, x);
-    for (int64_t i = 0; i < n; i++)
-        dst[i] = lanes[i];
-}
+#include "backend/cpu/vec_lanes.h"
 
 /* Pairs of halves: lane j meets lane j + W/2, and so on. */
 INLINE float sum_lanes(vf x)
@@ -198,13 +89,23 @@ INLINE vf exp_one(vf x)
     return block[0];
 }
 
-static void bf16_to_f32(float *dst, const uint16_t *src, int64_t n)
+INLINE void half_to_f32(enum cofi_elem elem, float *dst, const uint16_t *src, int64_t n)
 {
     int64_t i = 0;
     for (; i + W <= n; i += W)
-        store(dst + i, load_bf16(src + i));
+        store(dst + i, load_half(elem, src + i));
     if (i < n)
-        store_part(dst + i, load_part_bf16(src + i, n - i), n - i);
+        store_part(dst + i, load_part_half(elem, src + i, n - i), n - i);
+}
+
+static void bf16_to_f32(float *dst, const uint16_t *src, int64_t n)
+{
+    half_to_f32(COFI_ELEM_BF16, dst, src, n);
+}
+
+static void f16_to_f32(float *dst, const uint16_t *src, int64_t n)
+{
+    half_to_f32(COFI_ELEM_F16, dst, src, n);
 }
 
 static void f32_to_bf16(uint16_t *dst, const float *src, int64_t n)
@@ -215,7 +116,16 @@ static void f32_to_bf16(uint16_t *dst, const float *src, int64_t n)
     for (; i + W <= n; i += W)
         store_bf16(dst + i, load(src + i));
     if (i < n)
-        store_part_bf16(dst + i, load_part(src + i, n - i, 0), n - i);
+        store_part_half(COFI_ELEM_BF16, dst + i, load_part(src + i, n - i, 0), n - i);
+}
+
+static void f32_to_f16(uint16_t *dst, const float *src, int64_t n)
+{
+    int64_t i = 0;
+    for (; i + W <= n; i += W)
+        store_f16(dst + i, load(src + i));
+    if (i < n)
+        store_part_half(COFI_ELEM_F16, dst + i, load_part(src + i, n - i, 0), n - i);
 }
 
 static void add_f32(float *dst, const float *src, int64_t n)
@@ -227,13 +137,24 @@ static void add_f32(float *dst, const float *src, int64_t n)
         store_part(dst + i, load_part(dst + i, n - i, 0) + load_part(src + i, n - i, 0), n - i);
 }
 
-static void add_bf16(float *dst, const uint16_t *src, int64_t n)
+INLINE void add_half(enum cofi_elem elem, float *dst, const uint16_t *src, int64_t n)
 {
     int64_t i = 0;
     for (; i + W <= n; i += W)
-        store(dst + i, load(dst + i) + load_bf16(src + i));
+        store(dst + i, load(dst + i) + load_half(elem, src + i));
     if (i < n)
-        store_part(dst + i, load_part(dst + i, n - i, 0) + load_part_bf16(src + i, n - i), n - i);
+        store_part(dst + i, load_part(dst + i, n - i, 0) + load_part_half(elem, src + i, n - i),
+                   n - i);
+}
+
+static void add_bf16(float *dst, const uint16_t *src, int64_t n)
+{
+    add_half(COFI_ELEM_BF16, dst, src, n);
+}
+
+static void add_f16(float *dst, const uint16_t *src, int64_t n)
+{
+    add_half(COFI_ELEM_F16, dst, src, n);
 }
 
 static void scale(float *x, float factor, int64_t n)
@@ -259,18 +180,28 @@ static float dot_f32(const float *a, const float *b, int64_t n)
     return sum_all(sums);
 }
 
-static float dot_bf16(const uint16_t *a, const uint16_t *b, int64_t n)
+INLINE float dot_half(enum cofi_elem elem, const uint16_t *a, const uint16_t *b, int64_t n)
 {
     vf sums[N_UNROLL] = {{0}};
     int64_t i = 0;
     for (; i + N_UNROLL * W <= n; i += N_UNROLL * W)
         for (int u = 0; u < N_UNROLL; u++)
-            sums[u] += load_bf16(a + i + u * W) * load_bf16(b + i + u * W);
+            sums[u] += load_half(elem, a + i + u * W) * load_half(elem, b + i + u * W);
     for (; i + W <= n; i += W)
-        sums[0] += load_bf16(a + i) * load_bf16(b + i);
+        sums[0] += load_half(elem, a + i) * load_half(elem, b + i);
     if (i < n)
-        sums[1] += load_part_bf16(a + i, n - i) * load_part_bf16(b + i, n - i);
+        sums[1] += load_part_half(elem, a + i, n - i) * load_part_half(elem, b + i, n - i);
     return sum_all(sums);
+}
+
+static float dot_bf16(const uint16_t *a, const uint16_t *b, int64_t n)
+{
+    return dot_half(COFI_ELEM_BF16, a, b, n);
+}
+
+static float dot_f16(const uint16_t *a, const uint16_t *b, int64_t n)
+{
+    return dot_half(COFI_ELEM_F16, a, b, n);
 }
 
 /* A NaN in `top` stays: nothing is greater than it. */
@@ -367,7 +298,7 @@ static float exp_bf16(uint16_t *p, const float *s, float scale, float shift, int
     }
     if (i < n) {
         vf e = exp_one(times(load_part(s + i, n - i, 0), scale) - shift);
-        store_part_bf16(p + i, e, n - i);
+        store_part_half(COFI_ELEM_BF16, p + i, e, n - i);
         sums[1] += cut(e, n - i);
     }
     return sum_all(sums);
@@ -410,8 +341,8 @@ static void softmax_grad_bf16(uint16_t *p, uint16_t *ds, const float *s, const f
         k = n - i < W ? n - i : W;
         vf e = exp_one(times(load_part(s + i, k, 0), scale) - lse);
         vf d = e * (load_part(dp + i, k, 0) - delta) * scale;
-        store_part_bf16(p + i, e, k);
-        store_part_bf16(ds + i, d, k);
+        store_part_half(COFI_ELEM_BF16, p + i, e, k);
+        store_part_half(COFI_ELEM_BF16, ds + i, d, k);
     }
 }
 
@@ -424,11 +355,15 @@ const struct cofi_vec_ops JOIN(cofi_vec_, COFI_VEC_SUFFIX) = {
     .name = TEXT(COFI_VEC_SUFFIX),
     .bf16_to_f32 = bf16_to_f32,
     .f32_to_bf16 = f32_to_bf16,
+    .f16_to_f32 = f16_to_f32,
+    .f32_to_f16 = f32_to_f16,
     .add_f32 = add_f32,
     .add_bf16 = add_bf16,
+    .add_f16 = add_f16,
     .scale = scale,
     .dot_f32 = dot_f32,
     .dot_bf16 = dot_bf16,
+    .dot_f16 = dot_f16,
     .max = max,
     .exp_f32 = exp_f32,
     .exp_bf16 = exp_bf16,

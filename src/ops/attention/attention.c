@@ -26,10 +26,8 @@
 
 static cof_status check_choices(const cof_attention_params *p)
 {
-    COF_FAIL_IF(cofi_dtype_equal(p->dtype, COF_F16), COF_ERR_UNSUPPORTED,
-                "params.dtype = f16: this version has bf16 and f32");
-    COF_FAIL_IF(!cofi_dtype_equal(p->dtype, COF_BF16) && !cofi_dtype_equal(p->dtype, COF_F32),
-                COF_ERR_INVALID, "params.dtype = %s: wanted bf16 or f32", cof_dtype_name(p->dtype));
+    COF_FAIL_IF(!cofi_dtype_is_elem(p->dtype), COF_ERR_INVALID,
+                "params.dtype = %s: wanted bf16, f16 or f32", cof_dtype_name(p->dtype));
     COF_FAIL_IF(p->format != COF_FORMAT_BSHD && p->format != COF_FORMAT_SBHD, COF_ERR_INVALID,
                 "params.format = %d: wanted 0 (bshd) or 1 (sbhd)", (int)p->format);
     COF_FAIL_IF(p->mask != COF_MASK_NONE && p->mask != COF_MASK_CAUSAL, COF_ERR_INVALID,
@@ -126,14 +124,14 @@ static void set_shape(struct cofi_attention_plan *plan, const cof_team *team,
         .n_kv_heads = p->n_kv_heads,
         .dim_qk = p->head_dim_qk,
         .dim_v = p->head_dim_v,
-        .is_bf16 = cofi_dtype_equal(p->dtype, COF_BF16),
+        .elem = cofi_elem_of(p->dtype),
         .scale = (float)p->scale,
     };
 }
 
-static int wire_bytes(const struct cofi_attention_plan *plan)
+static enum cofi_elem wire_elem(const struct cofi_attention_plan *plan)
 {
-    return plan->params.wire_f32 || !plan->dims.is_bf16 ? 4 : 2;
+    return plan->params.wire_f32 ? COFI_ELEM_F32 : plan->dims.elem;
 }
 
 static int n_slots(const struct cofi_attention_plan *plan)
@@ -142,12 +140,12 @@ static int n_slots(const struct cofi_attention_plan *plan)
 }
 
 static struct cofi_kv_buffer take_kv(const struct cofi_attention_plan *plan, char *base,
-                                     size_t *used, int64_t rows, int element_bytes)
+                                     size_t *used, int64_t rows, enum cofi_elem elem)
 {
     const struct cofi_attention_dims *d = &plan->dims;
     int64_t heads = d->n_batch * d->n_kv_heads;
     int64_t row_elements[2] = {heads * d->dim_qk, heads * d->dim_v};
-    return cofi_kv_take(base, used, rows, row_elements, element_bytes);
+    return cofi_kv_take(base, used, rows, row_elements, elem);
 }
 
 /* Rows of others' keys that are held at once, in a buffer. */
@@ -159,13 +157,12 @@ static int64_t kept_rows(const struct cofi_attention_plan *plan)
 /* Buffers for fetched keys: the plan's own, or in saved_kv. */
 static size_t lay_out_kept(struct cofi_attention_plan *plan, char *base, size_t *used)
 {
-    int element_bytes = plan->dims.is_bf16 ? 2 : 4;
     size_t counted = 0;
     bool saves = plan->params.save_kv, gathers = cofi_attention_gathers(plan);
     for (int s = 0; s < (gathers || saves ? 1 : 2); s++)
         plan->staging[s] =
             take_kv(plan, saves ? NULL : base, saves ? &counted : used, kept_rows(plan),
-                    element_bytes);
+                    plan->dims.elem);
     plan->kept_bytes = counted;
     return !saves ? 0 : gathers ? counted : counted * (size_t)(plan->n_ranks - 1);
 }
@@ -176,9 +173,9 @@ static size_t lay_out_symmetric(struct cofi_attention_plan *plan)
     size_t used = 0;
     if (plan->n_ranks == 1)
         return 0;
-    plan->published = take_kv(plan, NULL, &used, plan->max_rows, plan->dims.is_bf16 ? 2 : 4);
+    plan->published = take_kv(plan, NULL, &used, plan->max_rows, plan->dims.elem);
     for (int s = 0; s < n_slots(plan); s++)
-        plan->home.slot[s] = take_kv(plan, NULL, &used, plan->max_rows, wire_bytes(plan));
+        plan->home.slot[s] = take_kv(plan, NULL, &used, plan->max_rows, wire_elem(plan));
     return used;
 }
 
@@ -214,7 +211,7 @@ static size_t lay_out_local(struct cofi_attention_plan *plan, char *base)
     for (int is_v = 0; is_v < 2 && plan->n_ranks > 1; is_v++)
         plan->home.acc[is_v] = cofi_take(base, &used, own_kv * dim[is_v] * f);
     for (int s = 0; s < n_slots(plan); s++)
-        plan->home.outbox[s] = take_kv(plan, base, &used, plan->max_rows, wire_bytes(plan));
+        plan->home.outbox[s] = take_kv(plan, base, &used, plan->max_rows, wire_elem(plan));
     return used;
 }
 
@@ -253,7 +250,7 @@ static void describe(struct cofi_attention_plan *plan, const cof_arena *arena)
              p->mask == COF_MASK_CAUSAL ? "causal" : "none",
              p->layout == COF_LAYOUT_ZIGZAG ? "zigzag" : "contiguous",
              p->chunking == COF_CHUNKING_BALANCED ? "balanced" : "padded", p->scale,
-             wire_bytes(plan) == 4 ? "f32" : "bf16", p->forward_only ? "forward" : "both",
+             p->wire_f32 ? "f32" : cof_dtype_name(p->dtype), p->forward_only ? "forward" : "both",
              p->schedule == COF_SCHEDULE_GATHER ? "gather" : "ring", p->save_kv, plan->n_ranks,
              engine, cofi_isa_name(cofi_isa()), cofi_gemm_name());
 }

@@ -46,7 +46,7 @@ static void copy_out_row(void *arg, int64_t row, struct cofi_cpu_worker *worker)
     (void)worker;
     const struct open_args *a = arg;
     struct cofi_attention_plan *plan = a->plan;
-    size_t element = (size_t)plan->published.element_bytes;
+    size_t element = (size_t)cofi_elem_bytes(plan->dims.elem);
     for (int is_v = 0; is_v < 2; is_v++) {
         const struct cofi_attention_view *from = is_v ? &a->v : &a->k;
         size_t dim_bytes = (size_t)(is_v ? plan->dims.dim_v : plan->dims.dim_qk) * element;
@@ -129,7 +129,7 @@ static void fill_rows(const struct cofi_attention_plan *plan, const struct cofi_
             for (int64_t h = 0; h < n_heads; h++) {
                 int64_t at = b * v->batch_stride + row * v->row_stride + h * v->head_stride;
                 for (int64_t d = 0; d < dim; d++)
-                    if (plan->dims.is_bf16)
+                    if (plan->dims.elem != COFI_ELEM_F32) /* 0x7fc0 is NaN in both */
                         ((uint16_t *)v->data)[at + d] = nan ? 0x7fc0 : 0;
                     else
                         ((float *)v->data)[at + d] = nan ? NAN : 0;
@@ -173,7 +173,7 @@ static void store_own(struct cofi_cpu_stream *s, const struct output_args *a, in
     struct cofi_attention_plan *plan = a->plan;
     struct cofi_attention_view out[2] = {a->b, a->c};
     const float *acc[2];
-    size_t element = plan->dims.is_bf16 ? 2 : 4;
+    size_t element = (size_t)cofi_elem_bytes(plan->dims.elem);
     for (int is_v = 0; is_v < 2; is_v++) {
         out[is_v].data = (char *)out[is_v].data + (size_t)(begin * out[is_v].row_stride) * element;
         acc[is_v] = plan->n_ranks == 1

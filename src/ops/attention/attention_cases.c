@@ -24,7 +24,7 @@ static const struct factor {
     int n, n_mixed;
     const char *value[MAX_VALUES];
 } factors[N_FACTORS] = {
-    [DTYPE] = {"dtype", 2, 2, {"bf16", "f32"}},
+    [DTYPE] = {"dtype", 3, 3, {"bf16", "f32", "f16"}},
     [FORMAT] = {"format", 2, 2, {"bshd", "sbhd"}},
     [MASK] = {"mask", 2, 2, {"none", "causal"}},
     [LAYOUT] = {"layout", 2, 2, {"zigzag", "contiguous"}},
@@ -62,9 +62,12 @@ static const struct {
     {0, false, "mask=none s=129 data=nan_v dtype=f32 heads=8:8 dims=5/3"},
     {0, false, "mask=none s=129 data=nan_k strides=padded heads=32:8 dims=32/32"},
     {0, false, "dtype=f32 mask=causal s=129 data=nan_k dims=64/64 calls=fwd_x20"},
+    {0, false, "dtype=f16 mask=causal s=698 heads=8:1 dims=96/96 calls=two"},
+    {0, false, "dtype=f16 mask=causal s=129 data=inf_v dims=64/64"},
     {1 << 1 | 1 << 3, false, "mask=causal s=32769 dims=64/64 calls=fwd+bwd"},
     {0, true, "mask=causal s=32769 dims=64/64 calls=fwd+bwd chunking=padded wire_f32=1"},
     {0, true, "dtype=f32 s=32769 dims=64/64 calls=fwd+bwd layout=contiguous"},
+    {0, true, "dtype=f16 mask=causal s=32769 dims=64/64 calls=fwd+bwd"},
     {0, true, "mask=causal s=4096 heads=8:1 dims=128/128 calls=fwd+bwd"},
     {0, true, "mask=causal s=512 heads=32:8 dims=128/128 calls=two strides=padded"},
     {0, true, "dtype=f32 mask=causal s=2999 heads=5:5 dims=192/128 calls=fwd+bwd"},
@@ -102,7 +105,7 @@ static void to_case(int n_ranks, const struct tuple *t, struct cofi_attention_ca
     c->calls = (enum cofi_attention_calls)t->value[CALLS];
     c->padded_strides = t->value[STRIDES];
     c->random_delays = t->value[DELAY];
-    p->dtype = t->value[DTYPE] ? COF_F32 : COF_BF16;
+    p->dtype = (const cof_dtype[]){COF_BF16, COF_F32, COF_F16}[t->value[DTYPE]];
     p->format = (cof_attention_format)t->value[FORMAT];
     p->n_batch = 1 + t->value[BATCH];
     p->n_rows = rows_of(n_ranks, t->value[ROWS]);

@@ -36,13 +36,14 @@ static void place_data(const struct cofi_attention_case *c, struct room *room,
         .n_batch = a->n_batch, .n_rows = a->n_rows, .n_heads = a->n_heads,
         .n_kv_heads = a->n_kv_heads, .dim_qk = a->head_dim_qk, .dim_v = a->head_dim_v,
         .mask = a->mask, .scale = a->scale != 0 ? a->scale : 1 / sqrt((double)a->head_dim_qk),
-        .is_bf16 = cofi_dtype_equal(a->dtype, COF_BF16)};
+        .elem = cofi_elem_of(a->dtype)};
     bool backward = cofi_attention_case_has_backward(c);
     struct cofi_attention_view *views[N_INPUTS] = {&p->q, &p->k, &p->v, &p->dout};
     for (int t = 0; t < N_INPUTS && (t != DOUT || backward); t++) {
         int64_t heads = t == Q || t == DOUT ? p->n_heads : p->n_kv_heads;
         int64_t dim = t == Q || t == K ? p->dim_qk : p->dim_v;
-        void *memory = place(room, p->n_batch * p->n_rows * heads * dim, p->is_bf16 ? 2 : 4);
+        void *memory = place(room, p->n_batch * p->n_rows * heads * dim,
+                             (size_t)cofi_elem_bytes(p->elem));
         *views[t] = (struct cofi_attention_view){memory, p->n_rows * heads * dim, heads * dim, dim};
     }
     int64_t n = p->n_batch * p->n_heads * p->n_rows, n_kv = n / p->n_heads * p->n_kv_heads;

@@ -25,7 +25,8 @@ struct row_job {
     float *lse_out;
     const float *lse_in;
     int64_t lse_batch_stride, lse_head_stride, row_begin;
-    bool out_f32;
+    bool out_f32; /* whatever the type of the plan */
+    enum cofi_elem out_elem;
 };
 
 static void row_task(void *arg, int64_t task, struct cofi_cpu_worker *worker)
@@ -43,18 +44,17 @@ static void run_rows(struct cofi_cpu_stream *stream, struct row_job *job)
     const int64_t n_blocks = job->n_rows > 0 ? (job->n_rows + BLOCK_ROWS - 1) / BLOCK_ROWS : 0;
     const int64_t n_tasks = job->dims->n_batch * job->n_heads * n_blocks;
     job->vec = cofi_vec();
-    job->out_f32 = job->out_f32 || !job->dims->is_bf16;
+    job->out_elem = job->out_f32 ? COFI_ELEM_F32 : job->dims->elem;
     if (n_tasks > 0)
         cofi_cpu_parallel(stream, n_tasks, row_task, job);
 }
 
-/* One fp32 row to an output row. */
-static void store_row(const struct row_job *job, void *dst, const float *src, int64_t dim)
+/* One fp32 row to row (b, row, h) of an output. */
+static void store_row(const struct row_job *job, const struct cofi_attention_view *out, int64_t b,
+                      int64_t row, int64_t h, const float *src, int64_t dim)
 {
-    if (job->out_f32)
-        memcpy(dst, src, (size_t)dim * sizeof *src);
-    else
-        job->vec->f32_to_bf16(dst, src, dim);
+    void *dst = cofi_view_at(out, cofi_elem_bytes(job->out_elem), b, row, h);
+    cofi_vec_store(job->vec, job->out_elem, dst, src, dim);
 }
 
 static void zero_rows(float *data, int64_t row, int64_t n_rows, int64_t dim)
@@ -96,7 +96,7 @@ static void finish_rows(const struct row_job *job, int64_t b, int64_t h, int64_t
             memcpy(o, state->acc + (lane_row + i) * dim, (size_t)dim * sizeof *o);
             job->vec->scale(o, 1 / l, dim);
         }
-        store_row(job, cofi_view_at(job->out[0], job->out_f32 ? 4 : 2, b, i, h), o, dim);
+        store_row(job, job->out[0], b, i, h, o, dim);
     }
 }
 
@@ -118,14 +118,13 @@ static void grad_begin_rows(const struct row_job *job, int64_t b, int64_t h, int
     const struct cofi_attention_grad_state *grad = job->grad;
     const int64_t dim = job->dims->dim_v, lane_row = (b * job->n_heads + h) * grad->n_q_rows;
     const float *lse = job->lse_in + b * job->lse_batch_stride + h * job->lse_head_stride;
-    const int64_t elem_bytes = job->dims->is_bf16 ? 2 : 4;
+    const int64_t elem_bytes = cofi_elem_bytes(job->dims->elem);
     zero_rows(grad->dq, lane_row + row0, row1 - row0, job->dims->dim_qk);
     memcpy(grad->lse + lane_row + row0, lse + row0, (size_t)(row1 - row0) * sizeof *lse);
     for (int64_t i = row0; i < row1; i++) {
         const void *o = cofi_view_at(job->in[0], elem_bytes, b, i, h);
         const void *dout = cofi_view_at(job->in[1], elem_bytes, b, i, h);
-        grad->delta[lane_row + i] = job->dims->is_bf16 ? job->vec->dot_bf16(dout, o, dim)
-                                                       : job->vec->dot_f32(dout, o, dim);
+        grad->delta[lane_row + i] = cofi_vec_dot(job->vec, job->dims->elem, dout, o, dim);
     }
 }
 
@@ -179,7 +178,7 @@ static void partial_store_one(const struct row_job *job, int which, int64_t b, i
         else
             job->vec->add_f32(sum, part, dim);
     }
-    store_row(job, cofi_view_at(job->out[which], job->out_f32 ? 4 : 2, b, row, kv_head), sum, dim);
+    store_row(job, job->out[which], b, row, kv_head, sum, dim);
 }
 
 static void partial_store_rows(const struct row_job *job, int64_t b, int64_t h, int64_t row0,
@@ -210,8 +209,7 @@ static void dq_store_rows(const struct row_job *job, int64_t b, int64_t h, int64
 {
     const int64_t dim = job->dims->dim_qk, lane_row = (b * job->n_heads + h) * job->grad->n_q_rows;
     for (int64_t i = row0; i < row1; i++)
-        store_row(job, cofi_view_at(job->out[0], job->out_f32 ? 4 : 2, b, i, h),
-                  job->grad->dq + (lane_row + i) * dim, dim);
+        store_row(job, job->out[0], b, i, h, job->grad->dq + (lane_row + i) * dim, dim);
 }
 
 void cofi_attention_cpu_dq_store(struct cofi_cpu_stream *stream,

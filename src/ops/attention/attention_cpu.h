@@ -20,7 +20,7 @@
 #include <stdint.h>
 
 #include "backend/cpu/cpu_stream.h"
-#include "cofuse/tensor.h"
+#include "core/tensor.h"
 
 /* A [batch, row, head, dim] view of any strides but a contiguous dim; strides in elements. */
 struct cofi_attention_view {
@@ -32,7 +32,7 @@ struct cofi_attention_view {
 struct cofi_attention_dims {
     int64_t n_batch, n_heads, n_kv_heads; /* n_heads is a multiple of n_kv_heads */
     int64_t dim_qk, dim_v;                /* 1 .. 512 */
-    bool is_bf16;                         /* else fp32 */
+    enum cofi_elem elem;                  /* of q, k, v, o and the gradients */
     float scale;
 };
 

@@ -127,7 +127,7 @@ static cof_status backward_head(const struct backward_job *job, int64_t b, int64
     const int64_t kv_head = h / (dims->n_heads / dims->n_kv_heads), lane = b * dims->n_heads + h;
     const int64_t q_row = lane * state->n_q_rows + x->q_begin;
     const int64_t k_row = lane * state->n_k_rows + x->k_begin;
-    const bool is_bf16 = dims->is_bf16;
+    const enum cofi_elem elem = dims->elem;
 
     struct backward_tile t = {.job = job, .gemm = worker->gemm, .scratch = worker->scratch,
                               .delta = state->delta + q_row, .lse = state->lse + q_row,
@@ -143,16 +143,16 @@ static cof_status backward_head(const struct backward_job *job, int64_t b, int64
             if (cut.any.lo == cut.any.hi)
                 continue;
             if (!loaded) {
-                t.k = cofi_rows_load(&x->k, is_bf16, job->type, b, x->k_begin + k0, kv_head,
+                t.k = cofi_rows_load(&x->k, elem, job->type, b, x->k_begin + k0, kv_head,
                                      t.keys.hi - k0, dims->dim_qk, t.scratch->k);
-                t.v = cofi_rows_load(&x->v, is_bf16, job->type, b, x->k_begin + k0, kv_head,
+                t.v = cofi_rows_load(&x->v, elem, job->type, b, x->k_begin + k0, kv_head,
                                      t.keys.hi - k0, dims->dim_v, t.scratch->v);
                 loaded = true;
             }
             t.q_origin = q0;
-            t.q = cofi_rows_load(&x->q, is_bf16, job->type, b, x->q_begin + q0, h, n_q,
+            t.q = cofi_rows_load(&x->q, elem, job->type, b, x->q_begin + q0, h, n_q,
                                  dims->dim_qk, t.scratch->q);
-            t.dout = cofi_rows_load(job->dout, is_bf16, job->type, b, x->q_begin + q0, h, n_q,
+            t.dout = cofi_rows_load(job->dout, elem, job->type, b, x->q_begin + q0, h, n_q,
                                     dims->dim_v, t.scratch->dout);
             COF_TRY(backward_tile(&t, q0, n_q));
         }

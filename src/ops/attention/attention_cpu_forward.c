@@ -3,8 +3,8 @@
 /* Forward sections on the CPU: online softmax over key tiles.
  *
  * A task is a block of up to BLOCK_TILES query tiles of one head: a key tile is converted once
- * (bf16 without native products) and used by all of them. How many a block has depends on the
- * number of threads; what is computed for a query tile, and in which order, does not. */
+ * (where products of its type are not native) and used by all of them. How many a block has depends
+ * on the number of threads; what is computed for a query tile, and in which order, does not. */
 #include "ops/attention/attention_cpu_tiles.h"
 
 #define BLOCK_TILES 4
@@ -132,13 +132,13 @@ static cof_status forward_block(const struct forward_job *job, int64_t b, int64_
     struct forward_tile t = {.job = job, .gemm = worker->gemm, .scratch = worker->scratch,
                              .q_origin = q0, .acc = job->state->acc + row * dims->dim_v,
                              .m = job->state->m + row, .l = job->state->l + row};
-    t.q = cofi_rows_load(&x->q, dims->is_bf16, job->type, b, x->q_begin + q0, h, q1 - q0,
+    t.q = cofi_rows_load(&x->q, dims->elem, job->type, b, x->q_begin + q0, h, q1 - q0,
                          dims->dim_qk, t.scratch->q);
     for (int64_t k0 = cut.any.lo / TILE_K * TILE_K; k0 < cut.any.hi; k0 += TILE_K) {
         t.keys = (struct cofi_range){k0, cofi_clamp(k0 + TILE_K, 0, x->k_rows)};
-        t.k = cofi_rows_load(&x->k, dims->is_bf16, job->type, b, x->k_begin + k0, kv_head,
+        t.k = cofi_rows_load(&x->k, dims->elem, job->type, b, x->k_begin + k0, kv_head,
                              t.keys.hi - k0, dims->dim_qk, t.scratch->k);
-        t.v = cofi_rows_load(&x->v, dims->is_bf16, job->type, b, x->k_begin + k0, kv_head,
+        t.v = cofi_rows_load(&x->v, dims->elem, job->type, b, x->k_begin + k0, kv_head,
                              t.keys.hi - k0, dims->dim_v, t.scratch->v);
         for (int64_t i = q0; i < q1; i += TILE_Q)
             COF_TRY(forward_tile(&t, i, q1 - i < TILE_Q ? q1 - i : TILE_Q));

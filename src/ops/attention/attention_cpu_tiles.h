@@ -104,28 +104,26 @@ static inline void *cofi_view_at(const struct cofi_attention_view *view, int64_t
 /* The product type of a plan. */
 static inline enum cofi_gemm_type cofi_tile_type(const struct cofi_attention_dims *dims)
 {
-    return dims->is_bf16 && cofi_gemm_has(COFI_GEMM_BF16) ? COFI_GEMM_BF16 : COFI_GEMM_F32;
+    return dims->elem == COFI_ELEM_BF16 && cofi_gemm_has(COFI_GEMM_BF16) ? COFI_GEMM_BF16
+                                                                         : COFI_GEMM_F32;
 }
 
 /* n_rows rows of a view as operands: bf16 products read the view itself; fp32 products get a dense
- * copy in `panel` (converted from bf16, or gathered from strided rows: measured on Zen 3, oneDNN is
- * 1.4 times as fast on it as on rows 4 KiB apart), or the view where it is dense already. */
-static inline struct cofi_rows cofi_rows_load(const struct cofi_attention_view *view, bool is_bf16,
-                                              enum cofi_gemm_type type, int64_t batch, int64_t row,
-                                              int64_t head, int64_t n_rows, int64_t dim,
-                                              float *panel)
+ * copy in `panel` (converted from bf16 or fp16, or gathered from strided rows: measured on Zen 3,
+ * oneDNN is 1.4 times as fast on it as on rows 4 KiB apart), or the view where it is dense already.
+ */
+static inline struct cofi_rows cofi_rows_load(const struct cofi_attention_view *view,
+                                              enum cofi_elem elem, enum cofi_gemm_type type,
+                                              int64_t batch, int64_t row, int64_t head,
+                                              int64_t n_rows, int64_t dim, float *panel)
 {
-    const void *src = cofi_view_at(view, is_bf16 ? 2 : 4, batch, row, head);
-    if (type == COFI_GEMM_BF16 || (!is_bf16 && view->row_stride == dim))
+    const int64_t elem_bytes = cofi_elem_bytes(elem);
+    const char *src = cofi_view_at(view, elem_bytes, batch, row, head);
+    if (type == COFI_GEMM_BF16 || (elem == COFI_ELEM_F32 && view->row_stride == dim))
         return (struct cofi_rows){src, view->row_stride, type};
     const struct cofi_vec_ops *vec = cofi_vec();
-    for (int64_t r = 0; r < n_rows; r++) {
-        if (is_bf16)
-            vec->bf16_to_f32(panel + r * dim, (const uint16_t *)src + r * view->row_stride, dim);
-        else
-            memcpy(panel + r * dim, (const float *)src + r * view->row_stride,
-                   (size_t)dim * sizeof *panel);
-    }
+    for (int64_t r = 0; r < n_rows; r++)
+        cofi_vec_load(vec, elem, panel + r * dim, src + r * view->row_stride * elem_bytes, dim);
     return (struct cofi_rows){(const char *)panel, dim, type};
 }
 

@@ -7,7 +7,7 @@
 
 #define REAL float
 #define MATH(name) name##f
-#define ROUNDED(p, x) ((p)->is_bf16 ? cofi_ref_round_bf16(x) : (x))
+#define ROUNDED(p, x) cofi_check_elem_round(x, (p)->elem)
 #define RESULT cofi_attention_plain
 #define NAME(part) cofi_attention_plain_##part
 #include "ops/attention/attention_ref_tmpl.c"

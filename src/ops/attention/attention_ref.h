@@ -24,7 +24,7 @@ struct cofi_attention_problem {
     int64_t n_batch, n_rows, n_heads, n_kv_heads, dim_qk, dim_v;
     cof_mask mask;
     double scale; /* the one in force: 0 is 0 here */
-    bool is_bf16; /* else fp32 */
+    enum cofi_elem elem;
     /* [B, S, H, D] views: q and dout of H heads, k and v of Hkv. dout.data NULL: forward only. */
     struct cofi_attention_view q, k, v, dout;
 };

@@ -24,7 +24,7 @@ static const char usage[] =
     "and writes o, lse (and dq, dk, dv). mask, format, scale and layout default to the metadata\n"
     "of the file, then to none, bshd, 1/sqrt(D), zigzag.\n"
     "\n"
-    "  -i, --input FILE       tensors q, k, v [B, S, H, D], BF16 or F32\n"
+    "  -i, --input FILE       tensors q, k, v [B, S, H, D], BF16, F16 or F32\n"
     "  -o, --output FILE      written to a temporary name, then renamed\n"
     "      --ranks N[,N...]   ranks to start; with several counts a row of the table each [4]\n"
     "      --engine E         shm: processes; thread: threads of this process [COFUSE_ENGINE]\n"

@@ -159,7 +159,7 @@ struct cofi_attention_references *cofi_attention_references_make(struct cofi_att
         .n_batch = p->n_batch, .n_rows = p->n_rows, .n_heads = p->n_heads,
         .n_kv_heads = p->n_kv_heads, .dim_qk = p->head_dim_qk, .dim_v = p->head_dim_v,
         .mask = p->mask, .scale = cofi_attention_scale(p),
-        .is_bf16 = cofi_dtype_equal(p->dtype, COF_BF16),
+        .elem = cofi_elem_of(p->dtype),
         .q = engine_view(run, COFI_AT_Q), .k = engine_view(run, COFI_AT_K),
         .v = engine_view(run, COFI_AT_V)};
     r->scale[COFI_AT_LSE] = fabs(r->problem.scale) * largest(run, COFI_AT_Q, true) *

@@ -179,8 +179,7 @@ bool cofi_attention_open(const struct cofi_attention_options *options, struct co
 /* Standard normal values in the run's type; nothing for a type that the library will refuse. */
 static void fill_normal(void *dst, cof_dtype dtype, int64_t n, uint64_t seed)
 {
-    bool known = cofi_dtype_equal(dtype, COF_BF16) || cofi_dtype_equal(dtype, COF_F32);
-    for (int64_t i = 0; i < n && known; i++)
+    for (int64_t i = 0; i < n && cofi_dtype_is_elem(dtype); i++)
         cofi_check_store(dst, dtype, i, cofi_check_normal(seed, COFI_AT_DOUT, (uint64_t)i));
 }
 

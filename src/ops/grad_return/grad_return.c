@@ -30,8 +30,8 @@ static cof_status check_flag(int value, const char *name)
 
 static cof_status check_choices(const cof_grad_return_params *p)
 {
-    COF_FAIL_IF(!cofi_dtype_equal(p->dtype, COF_BF16) && !cofi_dtype_equal(p->dtype, COF_F32),
-                COF_ERR_INVALID, "params.dtype = %s: wanted bf16 or f32", cof_dtype_name(p->dtype));
+    COF_FAIL_IF(!cofi_dtype_is_elem(p->dtype), COF_ERR_INVALID,
+                "params.dtype = %s: wanted bf16, f16 or f32", cof_dtype_name(p->dtype));
     COF_TRY(check_flag(p->partial_f32, "partial_f32"));
     COF_TRY(check_flag(p->wire_f32, "wire_f32"));
     COF_TRY(check_flag(p->by_section, "by_section"));
@@ -142,9 +142,9 @@ static void set_shape(struct cofi_grad_return_plan *plan, const cof_team *team,
     }
     plan->dim[0] = p->head_dim_k;
     plan->dim[1] = p->head_dim_v;
-    plan->element_bytes = (int)cofi_dtype_bytes(p->dtype);
-    plan->wire_bytes = p->wire_f32 ? 4 : plan->element_bytes;
-    plan->partial_bytes = p->partial_f32 ? 4 : plan->element_bytes;
+    plan->elem = cofi_elem_of(p->dtype);
+    plan->wire = p->wire_f32 ? COFI_ELEM_F32 : plan->elem;
+    plan->partial = p->partial_f32 ? COFI_ELEM_F32 : plan->elem;
     plan->transport = p->peers                             ? &cofi_gr_caller
                       : p->transfer == COF_TRANSFER_PULL ? &cofi_gr_pull
                                                            : &cofi_gr_push;
@@ -162,7 +162,7 @@ static void set_shape(struct cofi_grad_return_plan *plan, const cof_team *team,
 static struct cofi_kv_buffer take_rows(const struct cofi_grad_return_plan *plan, char *base,
                                        size_t *used, int64_t rows)
 {
-    return cofi_kv_take(base, used, rows, plan->home.row_elements, plan->wire_bytes);
+    return cofi_kv_take(base, used, rows, plan->home.row_elements, plan->wire);
 }
 
 /* Bytes of the arena's data; sets the offsets. */

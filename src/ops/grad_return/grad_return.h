@@ -52,7 +52,7 @@ struct cofi_grad_return_plan {
     int rank, n_ranks;
     int64_t local_rows, max_rows;
     int64_t dim[2];
-    int element_bytes, wire_bytes, partial_bytes;
+    enum cofi_elem elem, wire, partial; /* of outputs, on the way, of partials */
     const struct cofi_gr_transport *transport;
     struct cofi_binding binding;     /* none with the caller's memory */
     struct cofi_grad_exchange home;  /* push; of pull and the caller's memory: sums and ranks */

@@ -20,7 +20,7 @@ static const struct factor {
     int n;
     const char *value[8];
 } factors[N_FACTORS] = {
-    [DTYPE] = {"dtype", 2, {"bf16", "f32"}},
+    [DTYPE] = {"dtype", 3, {"bf16", "f32", "f16"}},
     [PARTIAL] = {"partial_f32", 2, {"0", "1"}},
     [WIRE] = {"wire_f32", 2, {"0", "1"}},
     [ROWS] = {"s", 8, {"129", "0", "1", "2P-1", "2P", "2P+1", "698", "2999"}},
@@ -119,7 +119,7 @@ void cofi_gr_case(const struct cofi_check_options *options, int64_t idx, struct 
     const char *rows = factors[ROWS].value[v[ROWS]], *dims = factors[DIMS].value[v[DIMS]];
     *c = (struct cofi_gr_case){.params = COF_GRAD_RETURN_PARAMS_INIT};
     cof_grad_return_params *p = &c->params;
-    p->dtype = v[DTYPE] ? COF_F32 : COF_BF16;
+    p->dtype = v[DTYPE] == 2 ? COF_F16 : v[DTYPE] ? COF_F32 : COF_BF16;
     p->partial_f32 = v[PARTIAL];
     p->wire_f32 = v[WIRE];
     p->n_rows = rows[1] == 'P' ? 2 * options->n_ranks + atoi(rows + 2) : atoi(rows);

@@ -244,8 +244,8 @@ static cof_status run_calls(struct run *run)
 /* n terms, each rounded to the wire and added in fp32, and the sum rounded to dtype. */
 static double bound(const struct run *run, const struct cofi_gr_value *v)
 {
-    double wire = run->c.params.wire_f32 || run->c.params.dtype.bits == 32 ? 0x1p-24 : 0x1p-8;
-    double out = run->c.params.dtype.bits == 32 ? 0x1p-24 : 0x1p-8;
+    double out = run->c.params.dtype.bits == 32 ? 0x1p-24 : 0x1p-8; /* f16: finer, but to 2^-24 */
+    double wire = run->c.params.wire_f32 ? 0x1p-24 : out;
     return v->size * (wire + out + run->job->n_ranks * 0x1p-24) * 1.01;
 }
 

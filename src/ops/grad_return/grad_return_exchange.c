@@ -42,14 +42,6 @@ void cofi_grad_close(struct cofi_grad_exchange *x, int step, int64_t begin, int6
 
 /* ---- the owner's side ----------------------------------------------------------------------- */
 
-void cofi_grad_add(float *dst, const void *src, int64_t n, int element_bytes)
-{
-    if (element_bytes == 2)
-        cofi_vec()->add_bf16(dst, src, n);
-    else
-        cofi_vec()->add_f32(dst, src, n);
-}
-
 void cofi_grad_clear(struct cofi_grad_exchange *x)
 {
     for (int is_v = 0; is_v < 2; is_v++)
@@ -68,9 +60,9 @@ cof_status cofi_grad_sum(struct cofi_grad_exchange *x, int step, int64_t begin, 
             COF_TRY(cofi_call_wait_ready(x->binding, cofi_grad_writer(x, step), x->ready,
                                          "gradient returned"));
         for (int is_v = 0; is_v < 2; is_v++)
-            cofi_grad_add(x->acc[is_v] + begin * slot->row_elements[is_v],
-                          cofi_arena_data(x->binding->arena) + cofi_kv_at(slot, is_v, begin),
-                          (end - begin) * slot->row_elements[is_v], slot->element_bytes);
+            cofi_vec_add(cofi_vec(), slot->elem, x->acc[is_v] + begin * slot->row_elements[is_v],
+                         cofi_arena_data(x->binding->arena) + cofi_kv_at(slot, is_v, begin),
+                         (end - begin) * slot->row_elements[is_v]);
     }
     /* The next user of this slot: two steps on, or the first user in the next call. */
     int next = step + 2 <= last ? step + 2 : (step - 1) % 2 + 1;

@@ -63,7 +63,4 @@ cof_status cofi_grad_sum(struct cofi_grad_exchange *x, int step, int64_t begin, 
 /* What steps add to: zero before step 1. */
 void cofi_grad_clear(struct cofi_grad_exchange *x);
 
-/* dst[i] += src[i], of elements of 2 (bf16) or 4 (fp32) bytes. */
-void cofi_grad_add(float *dst, const void *src, int64_t n, int element_bytes);
-
 #endif

@@ -57,14 +57,16 @@ static int half_of(const cof_layout *l, int owner, int64_t row)
 
 /* ---- elements ------------------------------------------------------------------------------- */
 
-static void convert(char *dst, int dst_bytes, const char *src, int src_bytes, int64_t n)
+/* Of two types at least one is fp32, or they are the same. */
+static void convert(void *dst, enum cofi_elem dst_elem, const void *src, enum cofi_elem src_elem,
+                    int64_t n)
 {
-    if (dst_bytes == src_bytes)
-        memcpy(dst, src, (size_t)n * (size_t)src_bytes);
-    else if (dst_bytes == 2)
-        cofi_vec()->f32_to_bf16((uint16_t *)(void *)dst, (const float *)(const void *)src, n);
+    if (dst_elem == src_elem)
+        memcpy(dst, src, (size_t)n * (size_t)cofi_elem_bytes(src_elem));
+    else if (src_elem == COFI_ELEM_F32)
+        cofi_vec_store(cofi_vec(), dst_elem, dst, src, n);
     else
-        cofi_vec()->bf16_to_f32((float *)(void *)dst, (const uint16_t *)(const void *)src, n);
+        cofi_vec_load(cofi_vec(), src_elem, dst, src, n);
 }
 
 /* ---- send ----------------------------------------------------------------------------------- */
@@ -94,7 +96,7 @@ static void send_row(void *arg, int64_t task, struct cofi_cpu_worker *worker)
     int64_t row = source_row(plan, cofi_grad_owner(&plan->home, a->step), a->begin + task);
     for (int is_v = 0; is_v < 2; is_v++) {
         int64_t dim = plan->dim[is_v], heads = plan->params.n_heads;
-        size_t bytes = (size_t)dim * (size_t)plan->wire_bytes;
+        size_t bytes = (size_t)(dim * cofi_elem_bytes(plan->wire));
         size_t row_bytes = bytes * (size_t)(plan->params.n_batch * heads);
         char *to = (char *)a->to[is_v] + (size_t)task * row_bytes;
         if (row < 0) {
@@ -103,11 +105,11 @@ static void send_row(void *arg, int64_t task, struct cofi_cpu_worker *worker)
         }
         for (int64_t b = 0; b < plan->params.n_batch; b++)
             for (int64_t h = 0; h < heads; h++, to += bytes)
-                convert(to, plan->wire_bytes,
+                convert(to, plan->wire,
                         a->partial.data[is_v] +
                             (row * a->partial.row_stride[is_v] + b * a->partial.batch_stride[is_v] +
-                             h * a->partial.head_stride[is_v]) * plan->partial_bytes,
-                        plan->partial_bytes, dim);
+                             h * a->partial.head_stride[is_v]) * cofi_elem_bytes(plan->partial),
+                        plan->partial, dim);
     }
 }
 
@@ -172,6 +174,7 @@ static void finish_row(const struct finish_args *a, int64_t row, int is_v)
     const struct cofi_grad_return_plan *plan = a->plan;
     int64_t dim = plan->dim[is_v], from = source_row(plan, plan->rank, row);
     bool own = from >= 0 && a->halves >> half_of(&plan->layout, plan->rank, row) & 1;
+    int out_bytes = cofi_elem_bytes(plan->elem), in_bytes = cofi_elem_bytes(plan->partial);
     const float *acc = plan->n_ranks == 1 ? NULL : plan->home.acc[is_v] +
                                                        row * plan->params.n_batch *
                                                            plan->params.n_heads * dim;
@@ -179,20 +182,19 @@ static void finish_row(const struct finish_args *a, int64_t row, int is_v)
         for (int64_t h = 0; h < plan->params.n_heads; h++) {
             char *to = a->out.data[is_v] +
                        (row * a->out.row_stride[is_v] + b * a->out.batch_stride[is_v] +
-                        h * a->out.head_stride[is_v]) * plan->element_bytes;
+                        h * a->out.head_stride[is_v]) * out_bytes;
             const char *mine = a->partial.data[is_v] +
                                (from * a->partial.row_stride[is_v] +
                                 b * a->partial.batch_stride[is_v] +
-                                h * a->partial.head_stride[is_v]) * plan->partial_bytes;
+                                h * a->partial.head_stride[is_v]) * in_bytes;
             for (int64_t d = 0; d < dim; d += COFI_GR_PIECE) {
                 int64_t n = dim - d < COFI_GR_PIECE ? dim - d : COFI_GR_PIECE;
                 float sum_of[COFI_GR_PIECE];
                 for (int64_t i = 0; i < n; i++)
                     sum_of[i] = a->failed ? NAN : acc && from >= 0 ? acc[d + i] : 0;
                 if (own && !a->failed)
-                    cofi_grad_add(sum_of, mine + d * plan->partial_bytes, n, plan->partial_bytes);
-                convert(to + d * plan->element_bytes, plan->element_bytes, (const char *)sum_of, 4,
-                        n);
+                    cofi_vec_add(cofi_vec(), plan->partial, sum_of, mine + d * in_bytes, n);
+                cofi_vec_store(cofi_vec(), plan->elem, to + d * out_bytes, sum_of, n);
             }
             acc += acc ? dim : 0;
         }

@@ -15,6 +15,7 @@
  * caller orders that. */
 #include <string.h>
 
+#include "backend/cpu/vec.h"
 #include "core/faults.h"
 #include "core/wait.h"
 #include "ops/grad_return/grad_return.h"
@@ -93,8 +94,9 @@ static cof_status pull_sum(struct cofi_grad_return_plan *plan, uint32_t epoch, i
             cofi_arena_get(plan->binding.arena, to->local + to->offset[is_v], writer,
                            published_at(plan, is_v, plan->rank, begin),
                            cofi_kv_bytes(to, is_v, end - begin));
-            cofi_grad_add(plan->home.acc[is_v] + begin * to->row_elements[is_v],
-                          to->local + to->offset[is_v], n, to->element_bytes);
+            cofi_vec_add(cofi_vec(), to->elem,
+                         plan->home.acc[is_v] + begin * to->row_elements[is_v],
+                         to->local + to->offset[is_v], n);
         }
     }
     cofi_call_signal(&plan->binding, writer, COFI_GR_ACK);
@@ -110,7 +112,8 @@ static char *slot_of(const struct cofi_grad_return_plan *plan, int owner, int wr
 {
     int64_t row_elements = plan->params.n_batch * plan->params.n_heads * plan->dim[is_v];
     return plan->peers.base[is_v][owner] +
-           (size_t)((writer * plan->local_rows + row) * row_elements) * (size_t)plan->wire_bytes;
+           (size_t)((writer * plan->local_rows + row) * row_elements) *
+               (size_t)cofi_elem_bytes(plan->wire);
 }
 
 static _Atomic uint32_t *epoch_word(const struct cofi_grad_return_plan *plan, int owner, int writer)
@@ -181,9 +184,8 @@ static cof_status caller_sum(struct cofi_grad_return_plan *plan, uint32_t epoch,
     COF_TRY(status);
     for (int is_v = 0; is_v < 2; is_v++) {
         int64_t row_elements = plan->params.n_batch * plan->params.n_heads * plan->dim[is_v];
-        cofi_grad_add(plan->home.acc[is_v] + begin * row_elements,
-                      slot_of(plan, plan->rank, writer, is_v, begin), (end - begin) * row_elements,
-                      plan->wire_bytes);
+        cofi_vec_add(cofi_vec(), plan->wire, plan->home.acc[is_v] + begin * row_elements,
+                     slot_of(plan, plan->rank, writer, is_v, begin), (end - begin) * row_elements);
     }
     return COF_OK;
 }
