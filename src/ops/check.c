@@ -174,7 +174,7 @@ static bool red_ok(const unsigned char *p)
 cof_status cofi_guard_alloc(struct cofi_guard *guard, size_t bytes)
 {
     *guard = (struct cofi_guard){.bytes = bytes};
-    if (posix_memalign((void **)&guard->base, 64, bytes + 2 * RED_BYTES) != 0) {
+    if (posix_memalign((void **)&guard->base, 128, bytes + 2 * RED_BYTES) != 0) {
         guard->base = NULL;
         return COF_FAIL(COF_ERR_NOMEM, "check: no memory for a buffer of %zu bytes", bytes);
     }

@@ -58,7 +58,7 @@ cof_status cofi_check_max(cof_team *team, double *values, int n);
 
 /* A buffer between two red zones. Red zones and poison are NaN in every type and differ. */
 struct cofi_guard {
-    unsigned char *data; /* 64-byte aligned; a few bytes are had for size 0 too */
+    unsigned char *data; /* 128-byte aligned; a few bytes are had for size 0 too */
     size_t bytes;
     unsigned char *base;
     uint64_t hash;

@@ -14,7 +14,7 @@
 
 enum {
     DTYPE, FORMAT, MASK, LAYOUT, CHUNKING, ROWS, BATCH, HEADS, DIMS, STRIDES, WIRE, DATA, CALLS,
-    DELAY, N_FACTORS
+    DELAY, SCHEDULE, SAVE, N_FACTORS
 };
 enum { MAX_VALUES = 12 };
 
@@ -39,6 +39,8 @@ static const struct factor {
     [DATA] = {"data", 7, 3, {"normal", "integer", "logits", "nan_k", "nan_v", "inf_v", "nan_q"}},
     [CALLS] = {"calls", 4, 4, {"fwd", "fwd+bwd", "two", "fwd_x20"}},
     [DELAY] = {"delay", 2, 2, {"none", "random"}},
+    [SCHEDULE] = {"schedule", 2, 2, {"ring", "gather"}},
+    [SAVE] = {"save_kv", 2, 2, {"0", "1"}},
 };
 
 /* The explicit list: as on the line of a case; what is not named has its first value. ranks: bit
@@ -54,6 +56,9 @@ static const struct {
     {0, false, "mask=causal s=129 data=integer calls=two heads=32:8 dims=32/32"},
     {0, false, "dtype=f32 s=698 data=integer calls=fwd+bwd layout=contiguous"},
     {0, false, "mask=causal s=2999 dims=64/64 calls=fwd+bwd"},
+    {0, false, "mask=causal s=698 dims=64/64 calls=two schedule=gather save_kv=1"},
+    {0, false, "s=698 dims=64/64 calls=two save_kv=1 delay=random"},
+    {0, false, "mask=causal s=698 dims=64/64 calls=two schedule=gather chunking=padded heads=8:1"},
     {0, false, "dtype=f32 s=2999 dims=32/32 layout=contiguous chunking=padded calls=fwd+bwd"},
     {0, false, "mask=causal s=698 data=nan_k heads=5:5 dims=32/32"},
     {0, false, "mask=causal s=698 data=nan_v chunking=padded b=2 dims=64/64"},
@@ -120,6 +125,8 @@ static void to_case(int n_ranks, const struct tuple *t, struct cofi_attention_ca
     p->chunking = (cof_chunking)t->value[CHUNKING];
     p->forward_only = c->calls == COFI_CALLS_FORWARD;
     p->wire_f32 = t->value[WIRE];
+    p->schedule = t->value[SCHEDULE] ? COF_SCHEDULE_GATHER : COF_SCHEDULE_RING;
+    p->save_kv = t->value[SAVE];
     p->scale = c->data == COFI_DATA_INTEGER ? 1 : c->data == COFI_DATA_LOGITS ? 0.75 : 0;
 }
 
@@ -142,6 +149,8 @@ static bool legal(int n_ranks, const struct tuple *t)
 {
     struct cofi_attention_case c;
     to_case(n_ranks, t, &c);
+    if (c.params.save_kv && c.params.forward_only)
+        return false;
     if (c.data == COFI_DATA_INTEGER && c.params.n_rows > (int64_t)1 << (c.params.head_dim_qk < 20
                                                                              ? c.params.head_dim_qk
                                                                              : 20))

@@ -22,6 +22,9 @@ struct run {
     struct cofi_attention_data data[MAX_MICRO];
     struct cofi_attention_local local[MAX_MICRO];
     struct cofi_check_arena arena; /* with --engine attach */
+    struct cofi_guard saved[MAX_MICRO]; /* saved_kv, where the plan wants one */
+    cof_shape saved_shape;
+    cof_tensor saved_view[MAX_MICRO];
     cof_plan *plan;
     cof_stream stream;
     uint64_t n_calls; /* numbers the random delays */
@@ -40,6 +43,7 @@ static cof_status forward(struct run *run, int micro, cof_stream stream)
 {
     cof_attention_args args;
     cofi_attention_local_args(&run->local[micro], false, &args);
+    args.saved_kv = run->saved_shape.dim[0] ? &run->saved_view[micro] : NULL;
     delay(run);
     return cof_attention_forward(run->plan, &args, stream);
 }
@@ -48,6 +52,7 @@ static cof_status backward(struct run *run, int micro, cof_stream stream)
 {
     cof_attention_args args;
     cofi_attention_local_args(&run->local[micro], true, &args);
+    args.saved_kv = run->saved_shape.dim[0] ? &run->saved_view[micro] : NULL;
     delay(run);
     return cof_attention_backward(run->plan, &args, stream);
 }
@@ -275,6 +280,28 @@ static cof_status make_plan(struct run *run)
     return status;
 }
 
+static cof_status make_saved(struct run *run)
+{
+    cof_workspace_sizes sizes = COF_WORKSPACE_SIZES_INIT;
+    COF_TRY(cof_attention_workspace(run->job->team, &run->c.params, &sizes));
+    run->saved_shape.dim[0] = (int64_t)sizes.saved;
+    for (int m = 0; m < run->n_micro && sizes.saved; m++) {
+        COF_TRY(cofi_guard_alloc(&run->saved[m], sizes.saved));
+        run->saved_view[m] = cof_tensor_make(run->saved[m].data, (cof_device){COF_DEVICE_CPU, 0},
+                                             COF_U8, 1, &run->saved_shape);
+    }
+    return COF_OK;
+}
+
+static void free_saved(struct run *run, struct cofi_check_result *result)
+{
+    for (int m = 0; m < run->n_micro; m++) {
+        if (run->saved[m].base && !cofi_guard_intact(&run->saved[m]))
+            cofi_check_fail(result, "the red zone of saved_kv was written to");
+        cofi_guard_free(&run->saved[m]);
+    }
+}
+
 static cof_status with_plan(struct run *run, struct cofi_check_result *result)
 {
     cof_status status = make_plan(run);
@@ -284,7 +311,8 @@ static cof_status with_plan(struct run *run, struct cofi_check_result *result)
         return COF_OK;
     }
     COF_TRY(status);
-    if (run->c.calls == COFI_CALLS_TWO)
+    status = make_saved(run);
+    if (status == COF_OK && run->c.calls == COFI_CALLS_TWO)
         status = cof_stream_create(run->job->world, 0, &run->stream);
     if (status == COF_OK)
         status = run_plan(run, result);
@@ -292,7 +320,8 @@ static cof_status with_plan(struct run *run, struct cofi_check_result *result)
         cof_stream_destroy(run->stream);
     cof_plan_destroy(run->plan);
     cofi_check_arena_close(&run->arena);
-    return status;
+    free_saved(run, result);
+    return status == COF_OK ? cofi_check_agree(run->job->team, result) : status;
 }
 
 static cof_status run_case(struct cofi_job *job, const struct cofi_check_options *options,
