@@ -13,10 +13,11 @@
 #include <stdint.h>
 
 #include "cofuse/tensor.h"
+#include "file_io.h"
 
 #define COFI_SAFETENSORS_HEADER_BYTES_MAX 100000000
 #define COFI_SAFETENSORS_NDIM_MAX 8
-#define COFI_SAFETENSORS_ERROR_BYTES 512 /* that every `error` below points to */
+#define COFI_SAFETENSORS_ERROR_BYTES COFI_FILE_ERROR_BYTES /* that every `error` below points to */
 
 struct cofi_st_tensor {
     const char *name;
@@ -56,14 +57,9 @@ const char *cofi_st_metadata(const struct cofi_st_file *file, const char *key);
 bool cofi_st_load(const struct cofi_st_file *file, const struct cofi_st_tensor *tensor, void *dst,
                   char *error);
 
-/* Writes tensors (widest dtype first, so that each is aligned) and metadata to a temporary file
- * beside `path`, syncs it and renames it. On failure an old file is untouched and nothing is left.
- * Refuses a path that exists and is no regular file; a symbolic link is followed. */
+/* Writes tensors (widest dtype first, so that each is aligned) and metadata, by cofi_file_replace.
+ */
 bool cofi_st_write(const char *path, const struct cofi_st_metadata *metadata, int n_metadata,
                    const struct cofi_st_tensor *tensors, int n_tensors, char *error);
-
-/* Whether cofi_st_write could begin: the directory exists and may be written, the path is free or a
- * regular file. For saying so before hours of work. */
-bool cofi_st_may_write(const char *path, char *error);
 
 #endif

@@ -137,7 +137,7 @@ static int check_options(const struct cofi_attention_options *o, int argc, char 
                               o->ranks.n);
     if (o->output && cofi_cli_same_file(o->input, o->output))
         return cofi_cli_error("option -o = \"%s\": it is the input", o->output);
-    if (o->output && !cofi_st_may_write(o->output, error))
+    if (o->output && !cofi_file_may_write(o->output, error))
         return cofi_cli_error("%s", error);
     if (cofi_config_check() != COF_OK)
         return cofi_cli_error("%s", cof_last_error());

@@ -120,7 +120,7 @@ static int check_options(struct cofi_gr_options *o, int argc, char **argv)
         return cofi_cli_error("option -i is missing (the file with dk and dv)");
     if (o->output && cofi_cli_same_file(o->input, o->output))
         return cofi_cli_error("option -o = \"%s\": it is the input", o->output);
-    if (o->output && !cofi_st_may_write(o->output, error))
+    if (o->output && !cofi_file_may_write(o->output, error))
         return cofi_cli_error("%s", error);
     if (cofi_config_check() != COF_OK)
         return cofi_cli_error("%s", cof_last_error());
