@@ -41,6 +41,18 @@ static bool read_metadata(const struct cofi_gr_options *o, const struct cofi_st_
     return true;
 }
 
+/* The bytes of a row fit 63 bits: a file without rows may name any other dim. */
+static bool check_row(const struct cofi_st_file *file, const struct cofi_st_tensor *t)
+{
+    int64_t product = 8;
+    for (int i = 0; i < 5; i++)
+        if (i != 1 && __builtin_mul_overflow(product, t->shape[i], &product)) {
+            cofi_cli_error("%s: tensor \"%s\": its rows are too large", file->path, t->name);
+            return false;
+        }
+    return true;
+}
+
 static bool check_pair(const struct cofi_st_file *file, const struct cofi_st_tensor *const t[2])
 {
     for (int i = 0; i < 2; i++) {
@@ -50,6 +62,8 @@ static bool check_pair(const struct cofi_st_file *file, const struct cofi_st_ten
                            file->path, t[i]->name);
             return false;
         }
+        if (!check_row(file, t[i]))
+            return false;
     }
     if (memcmp(t[0]->shape, t[1]->shape, 4 * sizeof t[0]->shape[0]) ||
         !cofi_dtype_equal(t[0]->dtype, t[1]->dtype)) {
