@@ -207,7 +207,7 @@ static void check_round_trip(void)
         same = t && t->ndim == tensors[i].ndim && t->bytes == tensors[i].bytes &&
                t->dtype.code == tensors[i].dtype.code && t->dtype.bits == tensors[i].dtype.bits &&
                !memcmp(t->shape, tensors[i].shape, sizeof t->shape) &&
-               t->offset % (t->dtype.bits / 8u) == 0 && cofi_st_load(&file, t, data, error) &&
+               t->offset % (t->dtype.bits / 8u) == 0 && cofi_st_load(t, data, error) &&
                (t->bytes == 0 || !memcmp(data, tensors[i].data, t->bytes));
     }
     cofi_st_close(&file);

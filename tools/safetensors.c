@@ -263,6 +263,10 @@ bool cofi_st_open(const char *path, struct cofi_st_file *file, char *error)
     file->path = ok ? strdup(path) : NULL;
     if (ok && !file->path)
         ok = fail(&at, "out of memory");
+    for (int i = 0; i < file->n_tensors; i++) {
+        file->tensors[i].path = file->path;
+        file->tensors[i].fd = file->fd;
+    }
 done:
     free(text);
     if (!ok)
@@ -274,6 +278,9 @@ void cofi_st_close(struct cofi_st_file *file)
 {
     if (file->fd >= 0)
         close(file->fd);
+    for (int i = 0; i < file->n_tensors && file->list; i++)
+        close(file->tensors[i].fd);
+    free(file->list);
     free(file->tensors);
     free(file->metadata);
     free(file->path);
@@ -297,8 +304,7 @@ const char *cofi_st_metadata(const struct cofi_st_file *file, const char *key)
     return NULL;
 }
 
-bool cofi_st_load(const struct cofi_st_file *file, const struct cofi_st_tensor *tensor, void *dst,
-                  char *error)
+bool cofi_st_load(const struct cofi_st_tensor *tensor, void *dst, char *error)
 {
-    return cofi_file_read(file->path, file->fd, dst, tensor->bytes, tensor->offset, error);
+    return cofi_file_read(tensor->path, tensor->fd, dst, tensor->bytes, tensor->offset, error);
 }

@@ -245,7 +245,7 @@ bool cofi_attention_load(const struct cofi_attention_options *options,
                         g.n_outer * g.row_bytes * params->n_rows / cofi_dtype_bytes(params->dtype),
                         (uint64_t)options->seed);
             run->new_dout = true;
-        } else if (!cofi_st_load(file, t, cofi_attention_run_tensor(run, i), error)) {
+        } else if (!cofi_st_load(t, cofi_attention_run_tensor(run, i), error)) {
             cofi_cli_error("%s", error);
             return false;
         }

@@ -148,7 +148,7 @@ static bool load_pair(const struct cofi_gr_options *o, const struct cofi_st_file
     struct cofi_gr_run *run = *run_out = memory;
     *run = layout;
     for (int is_v = 0; is_v < 2; is_v++) {
-        if (!cofi_st_load(file, t[is_v], (char *)run + run->in[is_v], error)) {
+        if (!cofi_st_load(t[is_v], (char *)run + run->in[is_v], error)) {
             cofi_cli_error("%s", error);
             return false;
         }
