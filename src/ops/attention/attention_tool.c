@@ -12,6 +12,7 @@
 #include "ops/ops.h"
 #include "tools/job.h"
 #include "tools/ranks.h"
+#include "tools/tensor_files.h"
 
 static const double timeout_seconds = 20; /* unless the environment sets another; and the time that
                                             * a rank may compute while others wait for it, at */
@@ -24,7 +25,11 @@ static const char usage[] =
     "and writes o, lse (and dq, dk, dv). mask, format, scale and layout default to the metadata\n"
     "of the file, then to none, bshd, 1/sqrt(D), zigzag.\n"
     "\n"
-    "  -i, --input FILE       tensors q, k, v [B, S, H, D], BF16 or F32\n"
+    "Either file may be .npy files instead, one a tensor, which have no metadata and no BF16:\n"
+    "-i q=q.npy,k=k.npy,v=v.npy[,dout=dout.npy]  -o o=o.npy[,lse=lse.npy,dq=dq.npy,...]; outputs\n"
+    "that -o does not name are not written.\n"
+    "\n"
+    "  -i, --input FILE       tensors q, k, v [B, S, H, D], BF16 or F32, and dout\n"
     "  -o, --output FILE      written to a temporary name, then renamed\n"
     "      --ranks N[,N...]   ranks to start; with several counts a row of the table each [4]\n"
     "      --engine E         shm: processes; thread: threads of this process [COFUSE_ENGINE]\n"
@@ -135,9 +140,7 @@ static int check_options(const struct cofi_attention_options *o, int argc, char 
     if (o->output && o->ranks.n > 1)
         return cofi_cli_error("option -o: wanted one rank count with it, --ranks has %d",
                               o->ranks.n);
-    if (o->output && cofi_cli_same_file(o->input, o->output))
-        return cofi_cli_error("option -o = \"%s\": it is the input", o->output);
-    if (o->output && !cofi_file_may_write(o->output, error))
+    if (o->output && !cofi_tensors_may_write(o->input, o->output, error))
         return cofi_cli_error("%s", error);
     if (cofi_config_check() != COF_OK)
         return cofi_cli_error("%s", cof_last_error());
