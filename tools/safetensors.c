@@ -3,15 +3,12 @@
 #define _GNU_SOURCE
 #include "safetensors.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <jansson.h>
 #include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 enum { LENGTH_BYTES = 8 };
@@ -50,29 +47,12 @@ static bool fail(const struct context *at, const char *format, ...)
 
 static bool fail(const struct context *at, const char *format, ...)
 {
-    int n = snprintf(at->error, COFI_SAFETENSORS_ERROR_BYTES, "%.200s: ", at->path);
+    char text[COFI_FILE_ERROR_BYTES];
     va_list args;
     va_start(args, format);
-    vsnprintf(at->error + n, (size_t)(COFI_SAFETENSORS_ERROR_BYTES - n), format, args);
+    vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    return false;
-}
-
-static bool read_all(const struct context *at, int fd, void *dst, size_t bytes, uint64_t offset)
-{
-    for (char *to = dst; bytes;) {
-        ssize_t n = pread(fd, to, bytes, (off_t)offset);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return fail(at, "%s", strerror(errno));
-        if (n == 0)
-            return fail(at, "the file became shorter while it was read");
-        to += n;
-        offset += (uint64_t)n;
-        bytes -= (size_t)n;
-    }
-    return true;
+    return cofi_file_fail(at->error, at->path, "%s", text);
 }
 
 static bool parse_metadata(const struct context *at, json_t *object, struct cofi_st_file *file)
@@ -248,26 +228,18 @@ bool cofi_st_open(const char *path, struct cofi_st_file *file, char *error)
 {
     struct context at = {path, error};
     *file = (struct cofi_st_file){.fd = -1};
-    /* O_NONBLOCK: opening a pipe must not wait; no effect on a regular file */
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0)
-        return fail(&at, "%s", strerror(errno));
-    file->fd = fd;
+    uint64_t file_bytes, header_bytes = 0;
+    if (!cofi_file_open(path, &file->fd, &file_bytes, error))
+        return false;
     char *text = NULL;
     bool ok = false;
-    struct stat info;
     unsigned char length[LENGTH_BYTES];
-    if (fstat(fd, &info) || !S_ISREG(info.st_mode)) {
-        fail(&at, "not a regular file");
-        goto done;
-    }
-    uint64_t file_bytes = (uint64_t)info.st_size, header_bytes = 0;
     if (file_bytes < LENGTH_BYTES) {
         fail(&at, "the file has %ju bytes, a safetensors file begins with 8 of header length",
              (uintmax_t)file_bytes);
         goto done;
     }
-    if (!read_all(&at, fd, length, sizeof length, 0))
+    if (!cofi_file_read(path, file->fd, length, sizeof length, 0, error))
         goto done;
     for (int i = LENGTH_BYTES - 1; i >= 0; i--)
         header_bytes = header_bytes << 8 | length[i];
@@ -286,11 +258,15 @@ bool cofi_st_open(const char *path, struct cofi_st_file *file, char *error)
         fail(&at, "out of memory");
         goto done;
     }
-    ok = read_all(&at, fd, text, header_bytes, LENGTH_BYTES) &&
+    ok = cofi_file_read(path, file->fd, text, header_bytes, LENGTH_BYTES, error) &&
          parse_header(&at, text, header_bytes, file_bytes - LENGTH_BYTES - header_bytes, file);
     file->path = ok ? strdup(path) : NULL;
     if (ok && !file->path)
         ok = fail(&at, "out of memory");
+    for (int i = 0; i < file->n_tensors; i++) {
+        file->tensors[i].path = file->path;
+        file->tensors[i].fd = file->fd;
+    }
 done:
     free(text);
     if (!ok)
@@ -302,6 +278,9 @@ void cofi_st_close(struct cofi_st_file *file)
 {
     if (file->fd >= 0)
         close(file->fd);
+    for (int i = 0; i < file->n_tensors && file->list; i++)
+        close(file->tensors[i].fd);
+    free(file->list);
     free(file->tensors);
     free(file->metadata);
     free(file->path);
@@ -325,9 +304,7 @@ const char *cofi_st_metadata(const struct cofi_st_file *file, const char *key)
     return NULL;
 }
 
-bool cofi_st_load(const struct cofi_st_file *file, const struct cofi_st_tensor *tensor, void *dst,
-                  char *error)
+bool cofi_st_load(const struct cofi_st_tensor *tensor, void *dst, char *error)
 {
-    struct context at = {file->path, error};
-    return read_all(&at, file->fd, dst, tensor->bytes, tensor->offset);
+    return cofi_file_read(tensor->path, tensor->fd, dst, tensor->bytes, tensor->offset, error);
 }

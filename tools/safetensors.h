@@ -13,10 +13,11 @@
 #include <stdint.h>
 
 #include "cofuse/tensor.h"
+#include "file_io.h"
 
 #define COFI_SAFETENSORS_HEADER_BYTES_MAX 100000000
 #define COFI_SAFETENSORS_NDIM_MAX 8
-#define COFI_SAFETENSORS_ERROR_BYTES 512 /* that every `error` below points to */
+#define COFI_SAFETENSORS_ERROR_BYTES COFI_FILE_ERROR_BYTES /* that every `error` below points to */
 
 struct cofi_st_tensor {
     const char *name;
@@ -25,20 +26,25 @@ struct cofi_st_tensor {
     int64_t shape[COFI_SAFETENSORS_NDIM_MAX];
     void *data; /* writer only: what to write */
     size_t bytes;
-    uint64_t offset; /* in the file; the writer ignores it */
+    /* reader only: the file that holds it */
+    const char *path;
+    int fd;
+    uint64_t offset;
 };
 
 struct cofi_st_metadata {
     const char *key, *value;
 };
 
+/* One safetensors file, or a list of .npy files (tensor_files.h). */
 struct cofi_st_file {
-    char *path;
-    int fd;
+    char *path; /* of a list: all of it */
+    int fd;     /* of a list: -1, each tensor has one of its own */
     int n_tensors, n_metadata;
     struct cofi_st_tensor *tensors;    /* in the order of the header */
     struct cofi_st_metadata *metadata; /* in the order of the header */
     void *json;                        /* owns the strings */
+    char *list;                        /* owns the strings of a list, else NULL */
 };
 
 /* Opens a file and checks all of its header. false: *file owns nothing, error has the text. */
@@ -53,17 +59,11 @@ const struct cofi_st_tensor *cofi_st_find(const struct cofi_st_file *file, const
 const char *cofi_st_metadata(const struct cofi_st_file *file, const char *key);
 
 /* Reads a tensor's bytes to `dst`. */
-bool cofi_st_load(const struct cofi_st_file *file, const struct cofi_st_tensor *tensor, void *dst,
-                  char *error);
+bool cofi_st_load(const struct cofi_st_tensor *tensor, void *dst, char *error);
 
-/* Writes tensors (widest dtype first, so that each is aligned) and metadata to a temporary file
- * beside `path`, syncs it and renames it. On failure an old file is untouched and nothing is left.
- * Refuses a path that exists and is no regular file; a symbolic link is followed. */
+/* Writes tensors (widest dtype first, so that each is aligned) and metadata, by cofi_file_replace.
+ */
 bool cofi_st_write(const char *path, const struct cofi_st_metadata *metadata, int n_metadata,
                    const struct cofi_st_tensor *tensors, int n_tensors, char *error);
-
-/* Whether cofi_st_write could begin: the directory exists and may be written, the path is free or a
- * regular file. For saying so before hours of work. */
-bool cofi_st_may_write(const char *path, char *error);
 
 #endif

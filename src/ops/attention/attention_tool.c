@@ -12,6 +12,7 @@
 #include "ops/ops.h"
 #include "tools/job.h"
 #include "tools/ranks.h"
+#include "tools/tensor_files.h"
 
 static const double timeout_seconds = 20; /* unless the environment sets another; and the time that
                                             * a rank may compute while others wait for it, at */
@@ -24,7 +25,11 @@ static const char usage[] =
     "and writes o, lse (and dq, dk, dv). mask, format, scale and layout default to the metadata\n"
     "of the file, then to none, bshd, 1/sqrt(D), zigzag.\n"
     "\n"
-    "  -i, --input FILE       tensors q, k, v [B, S, H, D], BF16, F16 or F32\n"
+    "Either file may be .npy files instead, one a tensor, which have no metadata and no BF16:\n"
+    "-i q=q.npy,k=k.npy,v=v.npy[,dout=dout.npy]  -o o=o.npy[,lse=lse.npy,dq=dq.npy,...]; outputs\n"
+    "that -o does not name are not written.\n"
+    "\n"
+    "  -i, --input FILE       tensors q, k, v [B, S, H, D], BF16, F16 or F32; dout\n"
     "  -o, --output FILE      written to a temporary name, then renamed\n"
     "      --ranks N[,N...]   ranks to start; with several counts a row of the table each [4]\n"
     "      --engine E         shm: processes; thread: threads of this process [COFUSE_ENGINE]\n"
@@ -39,10 +44,13 @@ static const char usage[] =
     "      --repeat N         timed calls after one to warm up; the best counts [3]\n"
     "      --names k=key,...  keys of q, k, v, dout in the file\n"
     "      --seed S           of dout [1]\n"
-    "      --wire W           how partial dk, dv travel: dtype or f32 [dtype]\n";
+    "      --wire W           how partial dk, dv travel: dtype or f32 [dtype]\n"
+    "      --schedule S       ring, gather, or auto: by the number of rows [auto]\n"
+    "      --save-kv          forward keeps the others' keys for backward\n";
 
 enum { OPT_RANKS = 256, OPT_ENGINE, OPT_MASK, OPT_LAYOUT, OPT_FORMAT, OPT_SCALE, OPT_THREADS,
-       OPT_BACKWARD, OPT_COMPARE, OPT_TIME, OPT_REPEAT, OPT_NAMES, OPT_SEED, OPT_WIRE };
+       OPT_BACKWARD, OPT_COMPARE, OPT_TIME, OPT_REPEAT, OPT_NAMES, OPT_SEED, OPT_WIRE, OPT_SCHEDULE,
+       OPT_SAVE_KV };
 
 static const struct option long_options[] = {
     {"input", required_argument, NULL, 'i'},
@@ -61,6 +69,8 @@ static const struct option long_options[] = {
     {"names", required_argument, NULL, OPT_NAMES},
     {"seed", required_argument, NULL, OPT_SEED},
     {"wire", required_argument, NULL, OPT_WIRE},
+    {"schedule", required_argument, NULL, OPT_SCHEDULE},
+    {"save-kv", no_argument, NULL, OPT_SAVE_KV},
     {"help", no_argument, NULL, 'h'},
     {NULL, 0, NULL, 0},
 };
@@ -120,6 +130,9 @@ static bool parse_option(struct cofi_attention_options *o, int c)
             return false;
         o->wire_f32 = choice == 1;
         return true;
+    case OPT_SCHEDULE:
+        return cofi_cli_choice("--schedule", optarg, "auto|ring|gather", &o->schedule);
+    case OPT_SAVE_KV: o->save_kv = true; return true;
     }
     return false;
 }
@@ -130,14 +143,14 @@ static int check_options(const struct cofi_attention_options *o, int argc, char 
     char error[COFI_SAFETENSORS_ERROR_BYTES];
     if (optind < argc)
         return cofi_cli_error("surplus word \"%s\"", argv[optind]);
+    if (o->save_kv && !o->backward)
+        return cofi_cli_error("option --save-kv: wanted with --backward, which reads what is kept");
     if (!o->input)
         return cofi_cli_error("option -i is missing (the file with q, k and v)");
     if (o->output && o->ranks.n > 1)
         return cofi_cli_error("option -o: wanted one rank count with it, --ranks has %d",
                               o->ranks.n);
-    if (o->output && cofi_cli_same_file(o->input, o->output))
-        return cofi_cli_error("option -o = \"%s\": it is the input", o->output);
-    if (o->output && !cofi_st_may_write(o->output, error))
+    if (o->output && !cofi_tensors_may_write(o->input, o->output, error))
         return cofi_cli_error("%s", error);
     if (cofi_config_check() != COF_OK)
         return cofi_cli_error("%s", cof_last_error());

@@ -30,7 +30,8 @@ struct cofi_attention_options {
     const char *input, *output;
     char *names[COFI_AT_N_INPUTS]; /* keys of the inputs in the file */
     char names_text[512];
-    bool backward, compare, time, wire_f32;
+    int schedule; /* cof_attention_schedule */
+    bool backward, compare, time, wire_f32, save_kv;
 };
 
 struct cofi_attention_run {

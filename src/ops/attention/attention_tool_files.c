@@ -1,6 +1,6 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* From a file to the shared memory of a run, and back. */
+/* From files to the shared memory of a run, and back. */
 #include <stdio.h>
 #include <string.h>
 
@@ -8,6 +8,7 @@
 #include "ops/attention/attention_tool.h"
 #include "ops/check.h"
 #include "tools/job.h"
+#include "tools/tensor_files.h"
 
 const char *const cofi_attention_tensor_names[COFI_AT_N] = {"q", "k",   "v",  "dout", "o",
                                                             "lse", "dq", "dk", "dv"};
@@ -81,7 +82,7 @@ static void shape_text(const int64_t *shape, int ndim, char *text, size_t bytes)
 }
 
 /* A tensor must have the type and the dims that q, k and v give it. */
-static bool check_tensor(const struct cofi_st_file *file, const struct cofi_st_tensor *t, int which,
+static bool check_tensor(const struct cofi_st_tensor *t, int which,
                          const cof_attention_params *params)
 {
     struct cofi_attention_geometry wanted = cofi_attention_geometry(params, which, params->n_rows);
@@ -90,13 +91,13 @@ static bool check_tensor(const struct cofi_st_file *file, const struct cofi_st_t
     shape_text(t->shape, t->ndim, has, sizeof has);
     shape_text(wanted.shape, wanted.ndim, want, sizeof want);
     if (!cofi_dtype_equal(t->dtype, wanted.dtype)) {
-        cofi_cli_error("%s: tensor \"%s\" (%s) has dtype %s, q has %s", file->path, t->name, name,
+        cofi_cli_error("%s: tensor \"%s\" (%s) has dtype %s, q has %s", t->path, t->name, name,
                        cofi_st_dtype_name(t->dtype), cofi_st_dtype_name(wanted.dtype));
         return false;
     }
     if (t->ndim != 4 || memcmp(t->shape, wanted.shape, sizeof wanted.shape)) {
         cofi_cli_error("%s: tensor \"%s\" (%s) has shape %s, wanted %s to fit the others",
-                       file->path, t->name, name, has, want);
+                       t->path, t->name, name, has, want);
         return false;
     }
     return true;
@@ -130,7 +131,7 @@ bool cofi_attention_open(const struct cofi_attention_options *options, struct co
                          cof_attention_params *params_out)
 {
     char error[COFI_SAFETENSORS_ERROR_BYTES];
-    if (!cofi_st_open(options->input, file, error)) {
+    if (!cofi_tensors_open(options->input, options->names, COFI_AT_N_INPUTS, file, error)) {
         cofi_cli_error("%s", error);
         return false;
     }
@@ -146,7 +147,7 @@ bool cofi_attention_open(const struct cofi_attention_options *options, struct co
         }
         if (t[i] && t[i]->ndim != 4) {
             shape_text(t[i]->shape, t[i]->ndim, has, sizeof has);
-            cofi_cli_error("%s: tensor \"%s\" has shape %s, wanted 4 dims", file->path, t[i]->name,
+            cofi_cli_error("%s: tensor \"%s\" has shape %s, wanted 4 dims", t[i]->path, t[i]->name,
                            has);
             return false;
         }
@@ -165,9 +166,11 @@ bool cofi_attention_open(const struct cofi_attention_options *options, struct co
         return false;
     params.forward_only = !options->backward;
     params.wire_f32 = options->wire_f32;
+    params.schedule = (cof_attention_schedule)options->schedule;
+    params.save_kv = options->save_kv;
     for (int i = 0; i < COFI_AT_N_INPUTS; i++) {
         bool is_used = t[i] && (i != COFI_AT_DOUT || options->backward);
-        if (is_used && !check_tensor(file, t[i], i, &params))
+        if (is_used && !check_tensor(t[i], i, &params))
             return false;
     }
     *params_out = params;
@@ -209,6 +212,39 @@ static bool lay_out(struct cofi_attention_run *run, int max_ranks)
     return ok;
 }
 
+/* The tensors that the run writes, in the order of `which_out`, without their data. */
+static int describe_outputs(const struct cofi_attention_run *run,
+                            struct cofi_st_tensor tensors_out[COFI_AT_N], int which_out[COFI_AT_N])
+{
+    const cof_attention_params *p = &run->params;
+    int n = 0;
+    for (int i = COFI_AT_DOUT; i < COFI_AT_N; i++) {
+        if (run->offset[i] == 0 || (i == COFI_AT_DOUT && !run->new_dout))
+            continue;
+        struct cofi_attention_geometry g = cofi_attention_geometry(p, i, p->n_rows);
+        tensors_out[n] = (struct cofi_st_tensor){
+            .name = cofi_attention_tensor_names[i], .dtype = g.dtype, .ndim = g.ndim,
+            .bytes = (size_t)(g.n_outer * g.row_bytes * p->n_rows)};
+        memcpy(tensors_out[n].shape, g.shape, sizeof g.shape);
+        which_out[n++] = i;
+    }
+    return n;
+}
+
+/* Whether what -o names will be made, in a dtype that its file can have. */
+static bool check_outputs(const struct cofi_attention_options *options,
+                          const struct cofi_attention_run *run)
+{
+    struct cofi_st_tensor tensors[COFI_AT_N];
+    int which[COFI_AT_N];
+    char error[COFI_SAFETENSORS_ERROR_BYTES];
+    int n = describe_outputs(run, tensors, which);
+    if (!options->output || cofi_tensors_check(options->output, tensors, n, error))
+        return true;
+    cofi_cli_error("%s", error);
+    return false;
+}
+
 bool cofi_attention_load(const struct cofi_attention_options *options,
                          const struct cofi_st_file *file, const cof_attention_params *params,
                          struct cofi_attention_run **run_out, int *fd_out)
@@ -218,6 +254,7 @@ bool cofi_attention_load(const struct cofi_attention_options *options,
                                         .repeat = (int)options->repeat,
                                         .backward = options->backward,
                                         .measure_rate = options->time};
+    layout.new_dout = options->backward && !cofi_st_find(file, options->names[COFI_AT_DOUT]);
     int max_ranks = 1;
     for (int i = 0; i < options->ranks.n; i++)
         if (options->ranks.ranks[i] > max_ranks)
@@ -226,6 +263,8 @@ bool cofi_attention_load(const struct cofi_attention_options *options,
         cofi_cli_error("%s: the tensors of this problem are too large", file->path);
         return false;
     }
+    if (!check_outputs(options, &layout))
+        return false;
     void *memory;
     *fd_out = cofi_job_shared_create(layout.bytes, &memory);
     if (*fd_out < 0)
@@ -243,8 +282,7 @@ bool cofi_attention_load(const struct cofi_attention_options *options,
             fill_normal(cofi_attention_run_tensor(run, i), params->dtype,
                         g.n_outer * g.row_bytes * params->n_rows / cofi_dtype_bytes(params->dtype),
                         (uint64_t)options->seed);
-            run->new_dout = true;
-        } else if (!cofi_st_load(file, t, cofi_attention_run_tensor(run, i), error)) {
+        } else if (!cofi_st_load(t, cofi_attention_run_tensor(run, i), error)) {
             cofi_cli_error("%s", error);
             return false;
         }
@@ -270,19 +308,11 @@ bool cofi_attention_save(const struct cofi_attention_options *options,
         {"seed", seed}, /* only with a dout made from it */
     };
     struct cofi_st_tensor tensors[COFI_AT_N];
-    int n = 0;
-    for (int i = COFI_AT_DOUT; i < COFI_AT_N; i++) {
-        if (run->offset[i] == 0 || (i == COFI_AT_DOUT && !run->new_dout))
-            continue;
-        struct cofi_attention_geometry g = cofi_attention_geometry(p, i, p->n_rows);
-        struct cofi_st_tensor *t = &tensors[n++];
-        *t = (struct cofi_st_tensor){.name = cofi_attention_tensor_names[i], .dtype = g.dtype,
-                                     .ndim = g.ndim, .data = cofi_attention_run_tensor(run, i),
-                                     .bytes = (size_t)(g.n_outer * g.row_bytes * p->n_rows)};
-        memcpy(t->shape, g.shape, sizeof g.shape);
-    }
+    int which[COFI_AT_N], n = describe_outputs(run, tensors, which);
+    for (int i = 0; i < n; i++)
+        tensors[i].data = cofi_attention_run_tensor(run, which[i]);
     char error[COFI_SAFETENSORS_ERROR_BYTES];
-    if (!cofi_st_write(options->output, metadata, run->new_dout ? 6 : 5, tensors, n, error)) {
+    if (!cofi_tensors_write(options->output, metadata, run->new_dout ? 6 : 5, tensors, n, error)) {
         cofi_cli_error("%s", error);
         return false;
     }

@@ -20,6 +20,9 @@ struct rank_work {
     void *memory[COFI_AT_N];
     cof_shape shape[COFI_AT_N];
     cof_tensor tensor[COFI_AT_N];
+    void *saved; /* saved_kv */
+    cof_shape saved_shape;
+    cof_tensor saved_kv;
 };
 
 /* Rows between a global tensor and this rank's. */
@@ -63,6 +66,20 @@ static cof_status make_tensors(struct rank_work *work)
     return COF_OK;
 }
 
+static cof_status make_saved(struct rank_work *work)
+{
+    cof_workspace_sizes sizes = COF_WORKSPACE_SIZES_INIT;
+    COF_TRY(cof_attention_workspace(cof_world_team(work->world), &work->run->params, &sizes));
+    if (sizes.saved == 0)
+        return COF_OK;
+    work->saved = aligned_alloc(128, (sizes.saved + 127) / 128 * 128);
+    COF_FAIL_IF(!work->saved, COF_ERR_NOMEM, "%zu bytes for saved_kv", sizes.saved);
+    work->saved_shape.dim[0] = (int64_t)sizes.saved;
+    work->saved_kv = cof_tensor_make(work->saved, (cof_device){COF_DEVICE_CPU, 0}, COF_U8, 1,
+                                     &work->saved_shape);
+    return COF_OK;
+}
+
 static cof_status timed_call(struct rank_work *work, cof_attention_args *args, bool backward,
                              double *seconds)
 {
@@ -83,6 +100,7 @@ static cof_status run_calls(struct rank_work *work)
     args.v = &t[COFI_AT_V];
     args.o = &t[COFI_AT_O];
     args.lse = &t[COFI_AT_LSE];
+    args.saved_kv = work->saved ? &work->saved_kv : NULL;
     cof_attention_args backward_args = args;
     backward_args.dout = &t[COFI_AT_DOUT];
     backward_args.dq = &t[COFI_AT_DQ];
@@ -103,6 +121,7 @@ static cof_status run_rank(struct rank_work *work, const cof_world_options *opti
     struct cofi_attention_run *run = work->run;
     COF_TRY(cof_world_create(options, &work->world));
     COF_TRY(make_tensors(work));
+    COF_TRY(make_saved(work));
     cof_team *team = cof_world_team(work->world);
     COF_TRY(cof_attention_plan_create(team, &run->params, NULL, &work->plan));
     if (work->rank == 0)
@@ -124,6 +143,7 @@ int cofi_attention_rank(struct cofi_attention_run *run, const cof_world_options 
     cof_world_destroy(work.world);
     for (int i = 0; i < COFI_AT_N; i++)
         free(work.memory[i]);
+    free(work.saved);
     return status == COF_OK                ? COFI_EXIT_OK
            : status == COF_ERR_UNSUPPORTED ? COFI_EXIT_UNSUPPORTED
            : status == COF_ERR_INVALID     ? COFI_EXIT_USAGE

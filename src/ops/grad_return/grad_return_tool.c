@@ -10,6 +10,7 @@
 #include "ops/grad_return/grad_return_tool.h"
 #include "tools/job.h"
 #include "tools/ranks.h"
+#include "tools/tensor_files.h"
 
 static const char usage[] =
     "usage: cofuse run grad_return -i in.safetensors [-o out.safetensors] [options]\n"
@@ -18,7 +19,10 @@ static const char usage[] =
     "returns the partials to the owners of their rows, and writes dk, dv [S, B, Hkv, D]. layout,\n"
     "chunking, transfer and writers default to the file's metadata, then to the first choice.\n"
     "\n"
-    "  -i, --input FILE       tensors dk and dv, BF16 or F32\n"
+    "Either file may be .npy files instead, one a tensor, which have no metadata and no BF16:\n"
+    "-i dk=a.npy,dv=b.npy  -o dk=c.npy,dv=d.npy; an output that -o does not name is not written.\n"
+    "\n"
+    "  -i, --input FILE       tensors dk and dv, BF16, F16 or F32\n"
     "  -o, --output FILE      written to a temporary name, then renamed\n"
     "      --ranks P          must be the file's P\n"
     "      --engine E         shm: processes; thread: threads of this process [COFUSE_ENGINE]\n"
@@ -118,9 +122,7 @@ static int check_options(struct cofi_gr_options *o, int argc, char **argv)
         return cofi_cli_error("surplus word \"%s\"", argv[optind]);
     if (!o->input)
         return cofi_cli_error("option -i is missing (the file with dk and dv)");
-    if (o->output && cofi_cli_same_file(o->input, o->output))
-        return cofi_cli_error("option -o = \"%s\": it is the input", o->output);
-    if (o->output && !cofi_st_may_write(o->output, error))
+    if (o->output && !cofi_tensors_may_write(o->input, o->output, error))
         return cofi_cli_error("%s", error);
     if (cofi_config_check() != COF_OK)
         return cofi_cli_error("%s", cof_last_error());

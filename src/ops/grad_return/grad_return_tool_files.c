@@ -1,12 +1,13 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* From a file to the shared memory of a run, and back. */
+/* From files to the shared memory of a run, and back. */
 #include <stdio.h>
 #include <string.h>
 
 #include "core/tensor.h"
 #include "ops/grad_return/grad_return_tool.h"
 #include "tools/job.h"
+#include "tools/tensor_files.h"
 
 /* ---- reading -------------------------------------------------------------------------------- */
 
@@ -41,25 +42,39 @@ static bool read_metadata(const struct cofi_gr_options *o, const struct cofi_st_
     return true;
 }
 
-static bool check_pair(const struct cofi_st_file *file, const struct cofi_st_tensor *const t[2])
+/* The bytes of a row fit 63 bits: a file without rows may name any other dim. */
+static bool check_row(const struct cofi_st_tensor *t)
+{
+    int64_t product = 8;
+    for (int i = 0; i < 5; i++)
+        if (i != 1 && __builtin_mul_overflow(product, t->shape[i], &product)) {
+            cofi_cli_error("%s: tensor \"%s\": its rows are too large", t->path, t->name);
+            return false;
+        }
+    return true;
+}
+
+static bool check_pair(const struct cofi_st_tensor *const t[2])
 {
     for (int i = 0; i < 2; i++) {
         if (t[i]->ndim != 5 || t[i]->shape[0] < 1 || t[i]->shape[2] < 1 || t[i]->shape[3] < 1 ||
             t[i]->shape[4] < 1) {
             cofi_cli_error("%s: tensor \"%s\": wanted 5 dims [P, S, B, Hkv, D], none but S empty",
-                           file->path, t[i]->name);
+                           t[i]->path, t[i]->name);
             return false;
         }
+        if (!check_row(t[i]))
+            return false;
     }
     if (memcmp(t[0]->shape, t[1]->shape, 4 * sizeof t[0]->shape[0]) ||
         !cofi_dtype_equal(t[0]->dtype, t[1]->dtype)) {
         cofi_cli_error("%s: tensors \"%s\" and \"%s\" differ in dtype or in a dim that is not D",
-                       file->path, t[0]->name, t[1]->name);
+                       t[0]->path, t[0]->name, t[1]->name);
         return false;
     }
     if (t[0]->shape[0] > COFI_MAX_RANKS) {
         cofi_cli_error("%s: tensor \"%s\" has partials of %lld writers, wanted at most %d",
-                       file->path, t[0]->name, (long long)t[0]->shape[0], COFI_MAX_RANKS);
+                       t[0]->path, t[0]->name, (long long)t[0]->shape[0], COFI_MAX_RANKS);
         return false;
     }
     return true;
@@ -75,7 +90,7 @@ static bool find_pair(const struct cofi_gr_options *o, const struct cofi_st_file
                            file->path, o->names[i], names[i]);
             return false;
         }
-    return check_pair(file, t);
+    return check_pair(t);
 }
 
 /* The file bounds the bytes of the partials, so no sum here overflows. */
@@ -113,6 +128,30 @@ static void set_params(const struct cofi_gr_options *o, const struct cofi_st_ten
     lay_out(run);
 }
 
+/* The tensors that the run writes, without their data. */
+static void describe_outputs(const struct cofi_gr_run *run, struct cofi_st_tensor tensors_out[2])
+{
+    static const char *const names[] = {"dk", "dv"};
+    const cof_grad_return_params *p = &run->params;
+    for (int is_v = 0; is_v < 2; is_v++)
+        tensors_out[is_v] = (struct cofi_st_tensor){
+            .name = names[is_v], .dtype = p->dtype, .ndim = 4,
+            .shape = {p->n_rows, p->n_batch, p->n_heads, is_v ? p->head_dim_v : p->head_dim_k},
+            .bytes = cofi_gr_row_bytes(run, is_v) * (size_t)p->n_rows};
+}
+
+/* Whether what -o names will be made, in a dtype that its file can have. */
+static bool check_outputs(const struct cofi_gr_options *o, const struct cofi_gr_run *run)
+{
+    struct cofi_st_tensor tensors[2];
+    char error[COFI_SAFETENSORS_ERROR_BYTES];
+    describe_outputs(run, tensors);
+    if (!o->output || cofi_tensors_check(o->output, tensors, 2, error))
+        return true;
+    cofi_cli_error("%s", error);
+    return false;
+}
+
 static bool load_pair(const struct cofi_gr_options *o, const struct cofi_st_file *file,
                       struct cofi_gr_run **run_out, int *fd_out)
 {
@@ -128,13 +167,15 @@ static bool load_pair(const struct cofi_gr_options *o, const struct cofi_st_file
                        t[0]->name, layout.n_ranks);
         return false;
     }
+    if (!check_outputs(o, &layout))
+        return false;
     *fd_out = cofi_job_shared_create(layout.bytes, &memory);
     if (*fd_out < 0)
         return false;
     struct cofi_gr_run *run = *run_out = memory;
     *run = layout;
     for (int is_v = 0; is_v < 2; is_v++) {
-        if (!cofi_st_load(file, t[is_v], (char *)run + run->in[is_v], error)) {
+        if (!cofi_st_load(t[is_v], (char *)run + run->in[is_v], error)) {
             cofi_cli_error("%s", error);
             return false;
         }
@@ -148,7 +189,7 @@ bool cofi_gr_load(const struct cofi_gr_options *o, struct cofi_gr_run **run_out,
 {
     struct cofi_st_file file;
     char error[COFI_SAFETENSORS_ERROR_BYTES];
-    if (!cofi_st_open(o->input, &file, error)) {
+    if (!cofi_tensors_open(o->input, o->names, 2, &file, error)) {
         cofi_cli_error("%s", error);
         return false;
     }
@@ -161,7 +202,6 @@ bool cofi_gr_load(const struct cofi_gr_options *o, struct cofi_gr_run **run_out,
 
 bool cofi_gr_save(const struct cofi_gr_options *o, struct cofi_gr_run *run)
 {
-    static const char *const names[] = {"dk", "dv"};
     const cof_grad_return_params *p = &run->params;
     struct cofi_st_metadata metadata[] = {
         {"op", "grad_return"},
@@ -170,14 +210,11 @@ bool cofi_gr_save(const struct cofi_gr_options *o, struct cofi_gr_run *run)
         {"writers", run->writers == COF_WRITERS_ALL ? "all" : "causal"},
     };
     struct cofi_st_tensor tensors[2];
+    describe_outputs(run, tensors);
     for (int is_v = 0; is_v < 2; is_v++)
-        tensors[is_v] = (struct cofi_st_tensor){
-            .name = names[is_v], .dtype = p->dtype, .ndim = 4,
-            .shape = {p->n_rows, p->n_batch, p->n_heads, is_v ? p->head_dim_v : p->head_dim_k},
-            .data = (char *)run + run->out[is_v],
-            .bytes = cofi_gr_row_bytes(run, is_v) * (size_t)p->n_rows};
+        tensors[is_v].data = (char *)run + run->out[is_v];
     char error[COFI_SAFETENSORS_ERROR_BYTES];
-    if (cofi_st_write(o->output, metadata, 4, tensors, 2, error))
+    if (cofi_tensors_write(o->output, metadata, 4, tensors, 2, error))
         return true;
     cofi_cli_error("%s", error);
     return false;
