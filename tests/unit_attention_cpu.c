@@ -148,7 +148,10 @@ static cof_status run_on_stream(struct cofi_cpu_stream *stream, const void *args
         struct cofi_attention_view dk = r->t[DK].view, dv = r->t[DV].view;
         dk.data = element(&r->t[DK], 0, row, 0, 0);
         dv.data = element(&r->t[DV], 0, row, 0, 0);
-        cofi_attention_cpu_partial_store(stream, &dims, &r->grad, row, n_rows, r->acc[0], r->acc[1],
+        int64_t before = row * x->n_batch * x->n_kv_heads;
+        cofi_attention_cpu_partial_store(stream, &dims, &r->grad, row, n_rows,
+                                         r->acc[0] + before * x->dim_qk,
+                                         r->acc[1] + before * x->dim_v,
                                          x->wire_f32, &dk, &dv);
     }
     cofi_attention_cpu_dq_store(stream, &dims, &r->grad, &r->t[DQ].view);

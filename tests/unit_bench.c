@@ -4,6 +4,8 @@
 #include <math.h>
 
 #include "test.h"
+
+extern const struct cofi_op cofi_op_attention;
 #include "tools/bench_harness.h"
 #include "tools/job.h"
 
@@ -32,7 +34,7 @@ static void test_result(void)
 {
     double forward[] = {3, 2, 1, 4, 6, 4}, backward[] = {1, 1, 1, 1, 1, 1};
     struct cofi_bench_options options = {.engine = COF_ENGINE_THREAD};
-    struct cofi_bench_variant variant = {.op = cofi_ops[0], .line = "attention S=1", .n_ranks = 3,
+    struct cofi_bench_variant variant = {.op = &cofi_op_attention, .line = "attention S=1", .n_ranks = 3,
                                          .cold = true, .key = "attention S=1 ranks=3",
                                          .size = {.n_directions = 2, .flops = {80, 160}}};
     static struct cofi_bench_samples s = {
@@ -91,7 +93,7 @@ static void test_band(void)
 static void test_size(void)
 {
     struct cofi_bench_size size;
-    const struct cofi_op_bench *bench = cofi_ops[0]->bench;
+    const struct cofi_op_bench *bench = cofi_op_attention.bench;
     CHECK_OK(bench->size("attention S=8 H=4 Hkv=2 Dqk=16 Dv=8 mask=causal", 2, &size));
     CHECK(size.n_directions == 2, "%d", size.n_directions);
     CHECK(size.flops[0] == 2.0 * 4 * 36 * (16 + 8), "%g", size.flops[0]);
