@@ -29,11 +29,11 @@ control() { # FAULT WANTED_EXIT(S) ARGUMENTS...
 
 cases=('calls=two' --ranks '3,4')
 control "" 0 "${cases[@]}"
-for step in KV_READY_WAIT STAGING_WAIT GRAD_ACK_WAIT GRAD_READY_WAIT GRAD_SKIP_LAST; do
+for step in KV_READY_WAIT STAGING_WAIT GRAD_READY_WAIT GRAD_SKIP_LAST; do
     control $step "1" "${cases[@]}"
 done
 # Ranks then run ahead of each other: wrong results, or words that are overwritten unseen.
-for step in KV_ACK_WAIT ARRIVAL_WAIT; do
+for step in KV_ACK_WAIT ARRIVAL_WAIT GRAD_ACK_WAIT; do
     control $step "1 3" "${cases[@]}"
 done
 # These end at the deadline of the ranks that wait for what never comes.
@@ -41,6 +41,17 @@ control KV_ACK "3" "${cases[@]}"
 control KV_ACK:1 "3" "${cases[@]}"
 # Refused memory on one rank is an error on all, at once.
 control ARENA_NOMEM:1 "3" "${cases[@]}"
+
+# What shared arenas, the wrap of epochs, run sizes and attached memory rest on.
+control "" 0 'runtime case=wrap' 'runtime case=sharing' 'runtime case=digest' --ranks 2
+control EPOCH_RESET "1 3" 'runtime case=wrap' --ranks 2
+control END_ACK_WAIT "1 3" 'runtime case=sharing' --ranks 2,3
+control DIGEST "1 3" 'runtime case=digest' --ranks 2
+control COOKIE "1 3" 'runtime case=two_phase' --ranks 2,3 --engine attach
+control POISON "1 3" 'runtime case=poison' --ranks 2
+# grad_return by pull.
+control PULL_ACK_WAIT "1 3" 'grad_return*transfer=pull*calls=three*delay=random' --ranks 3,4
+control PULL_READY_WAIT "1" 'grad_return*transfer=pull*calls=three*delay=random' --ranks 3,4
 
 echo "$n_passed passed, $n_failed failed"
 [ $n_failed -eq 0 ]

@@ -20,6 +20,8 @@
     X(GRAD_SKIP_LAST, "owner leaves the last writer out of the sum")                               \
     X(PULL_ACK_WAIT, "writer overwrites its published partial without waiting for its reader")     \
     X(PULL_READY_WAIT, "owner reads a partial without waiting until it is published")              \
+    X(DIGEST, "a word of another call is taken for one of this call")                             \
+    X(COOKIE, "attached blocks are not looked at")                                                 \
     X(EPOCH_RESET, "words are not reset where the epoch comes round")                              \
     X(END_ACK_WAIT, "a plan starts without waiting for the end of another plan's call")            \
     X(ARENA_NOMEM, "symmetric memory is refused on this rank")                                     \

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/faults.h"
 #include "core/wait.h"
 #include "symm/engine.h"
 
@@ -161,7 +162,8 @@ cof_status cofi_arena_wait(const struct cofi_word *w)
         status = cofi_team_status(a->team);
         return cofi_arena_fail(a, status == COF_OK ? COF_ERR_PEER_DEAD : status);
     }
-    if (w->kind == COFI_READY && (value >> 32 & 0x7fffffff) != w->binding->digest)
+    if (w->kind == COFI_READY && !COFI_FAULT(DIGEST, a->rank) &&
+        (value >> 32 & 0x7fffffff) != w->binding->digest)
         return wait_failed(w, COF_ERR_MISMATCH);
     return COF_OK;
 }

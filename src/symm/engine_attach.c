@@ -67,7 +67,7 @@ static cof_status map(cof_arena *a, void *const *peers)
     status = cofi_team_agree(a->team, "arena attach", status);
     if (status == COF_OK)
         status = cofi_team_exchange(a->team, "arena attach", &cookie, cookies, sizeof cookie);
-    if (status == COF_OK) {
+    if (status == COF_OK && !COFI_FAULT(COOKIE, a->rank)) {
         status = compare_cookies(a, cookies);
         status = cofi_team_agree(a->team, "arena attach", status);
     }
