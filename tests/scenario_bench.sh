@@ -35,7 +35,7 @@ expect "each variant is listed once" 0 'ranks=3' \
     bash -c "'$cofuse' bench --tiny --ranks 1,3 --staged both --list | tee '$scratch/list'
              [ -z \"\$(sort '$scratch/list' | uniq -d)\" ]"
 
-# Every variant of the list has a result for each of its calls: one of grad_return, two of attention.
+# Each variant of the list has a result for each of its calls: grad_return has one, attention two.
 "$cofuse" bench --tiny --ranks 1,2 --list >"$scratch/list"
 n_wanted=$((2 * $(wc -l <"$scratch/list") -
             $(grep -cE 'direction=forward|^grad_return ' "$scratch/list")))
