@@ -143,6 +143,7 @@ struct epoch_wait {
     struct cofi_grad_return_plan *plan;
     _Atomic uint32_t *word;
     uint32_t want;
+    int writer; /* rank of the world */
 };
 
 static bool epoch_there(void *ctx)
@@ -154,7 +155,12 @@ static bool epoch_there(void *ctx)
 static cof_status epoch_poll(void *ctx)
 {
     const struct epoch_wait *w = ctx;
-    cofi_world_poll(w->plan->base.team->world);
+    cof_world *world = w->plan->base.team->world;
+    cofi_world_poll(world);
+    COF_FAIL_IF(atomic_load(&world->state[w->writer]) == COFI_PEER_LEFT, COF_ERR_PEER_DEAD,
+                "grad_return: rank %d waited for rank %d at \"gradient returned\": that rank is "
+                "gone; wanted epoch %u, saw %u",
+                world->rank, w->writer, w->want, atomic_load(w->word));
     return cofi_team_status(w->plan->base.team);
 }
 
@@ -163,7 +169,8 @@ static cof_status caller_sum(struct cofi_grad_return_plan *plan, uint32_t epoch,
 {
     int writer = cofi_grad_writer(&plan->home, step);
     cof_world *world = plan->base.team->world;
-    struct epoch_wait w = {plan, epoch_word(plan, plan->rank, writer), epoch};
+    struct epoch_wait w = {plan, epoch_word(plan, plan->rank, writer), epoch,
+                           plan->base.team->world_rank[writer]};
     _Atomic uint32_t sleepers = 0;
     if (step == 1)
         cofi_grad_clear(&plan->home);
@@ -176,8 +183,7 @@ static cof_status caller_sum(struct cofi_grad_return_plan *plan, uint32_t epoch,
     COF_FAIL_IF(status == COF_ERR_TIMEOUT, status,
                 "grad_return: rank %d waited for rank %d at \"gradient returned\": deadline passed "
                 "(waited %g s at most); wanted epoch %u, saw %u",
-                world->rank, plan->base.team->world_rank[writer], world->run_timeout, epoch,
-                atomic_load(w.word));
+                world->rank, w.writer, world->run_timeout, epoch, atomic_load(w.word));
     COF_TRY(status);
     for (int is_v = 0; is_v < 2; is_v++) {
         int64_t row_elements = plan->params.n_batch * plan->params.n_heads * plan->dim[is_v];
