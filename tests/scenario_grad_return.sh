@@ -75,7 +75,7 @@ save(at + "no_dv", {"dk": two["dk"]})
 save(at + "four_dims", {**two, "dv": tensor("F32", [2, 37, 4, 5])})
 save(at + "other_rows", {**two, "dv": tensor("F32", [2, 36, 2, 2, 5])})
 save(at + "other_dtype", {**two, "dv": tensor("BF16", [2, 37, 2, 2, 5])})
-save(at + "no_heads", {"dk": tensor("F32", [2, 37, 2, 0, 5]), "dv": tensor("F32", [2, 37, 2, 0, 5])})
+save(at + "no_heads", pair(2, h=0))
 save(at + "f16", {k: ("F16", v[1], v[2][:len(v[2]) // 2]) for k, v in two.items()})
 save(at + "many_writers", {"dk": tensor("F32", [257, 1, 1, 1, 1]),
                            "dv": tensor("F32", [257, 1, 1, 1, 1])})
@@ -210,7 +210,8 @@ expect "no input" 2 'option -i is missing' "$cofuse" run grad_return
 expect "a surplus word" 2 'surplus word "more"' "${run[@]}" "$file" more
 expect "output over input" 2 'it is the input' \
     "$cofuse" run grad_return -i "$file" -o "$scratch/./f32_2"
-expect "output into nowhere" 2 'nowhere' "$cofuse" run grad_return -i "$file" -o "$scratch/nowhere/x"
+expect "output into nowhere" 2 'nowhere' \
+    "$cofuse" run grad_return -i "$file" -o "$scratch/nowhere/x"
 expect "help" 0 '^usage: cofuse run grad_return' "$cofuse" run grad_return --help
 
 echo "$n_passed passed, $n_failed failed"
