@@ -35,9 +35,10 @@ expect "each variant is listed once" 0 'ranks=3' \
     bash -c "'$cofuse' bench --tiny --ranks 1,3 --staged both --list | tee '$scratch/list'
              [ -z \"\$(sort '$scratch/list' | uniq -d)\" ]"
 
-# Every variant of the list has a result for each of its calls.
+# Each variant of the list has a result for each of its calls: grad_return has one, attention two.
 "$cofuse" bench --tiny --ranks 1,2 --list >"$scratch/list"
-n_wanted=$((2 * $(wc -l <"$scratch/list") - $(grep -c 'direction=forward' "$scratch/list")))
+n_wanted=$((2 * $(wc -l <"$scratch/list") -
+            $(grep -cE 'direction=forward|^grad_return ' "$scratch/list")))
 n_results=$(grep -c '"key":' "$json")
 expect "$n_wanted results" 0 '' test "$n_results" -eq "$n_wanted"
 
@@ -63,7 +64,7 @@ expect "a missing case" 0 '^missing, in the baseline only: .*ranks=77 ' \
     "$cofuse" bench --from "$json" --baseline "$scratch/other.json"
 expect "another machine" 0 '^another machine: cpu ' \
     "$cofuse" bench --from "$json" --baseline "$scratch/other.json"
-sed 's/"key": "attention/"key": "x/' "$json" >"$scratch/none.json"
+sed 's/"key": "/"key": "x/' "$json" >"$scratch/none.json"
 expect "nothing in common" 2 'none of the results' \
     "$cofuse" bench --from "$json" --baseline "$scratch/none.json"
 
@@ -94,12 +95,30 @@ shape 'attention S=3 H=3 Hkv=2 Dqk=8' 'a divisor of H = 3'
 shape 'attention S=3 H=3 Dqk=8 speed=9' 'speed=9'
 shape 'attention S=-3 H=3 Dqk=8' 'S = "-3": wanted'
 shape 'attention S=3 H=3 Dqk=8 mask=some' 'wanted one of none\|causal'
+shape 'attention S=3 H=3 Dqk=8 schedule=fast' 'wanted one of default\|ring\|gather'
+shape 'grad_return S=3 Dk=8' 'Hkv is missing'
+shape 'grad_return S=3 Hkv=1 Dk=8 H=1' 'word "H=1": wanted one of'
+shape 'grad_return S=3 Hkv=1 Dk=8 writers=table' 'wanted one of all\|causal'
+shape 'grad_return S=3 Hkv=1 Dk=8 dtype=f32 partial=bf16' 'partial = "bf16": wanted'
 
-# A describe line is a case.
-plan=$(sed -n 's/^ *"plan": "\(.*\)",*$/\1/p' "$json" | tail -n 1)
-echo "$plan" >"$scratch/shapes"
-expect "the describe line of a plan" 0 "$(cut -d' ' -f1-4 <<<"$plan")" \
-    "$cofuse" bench --shapes "$scratch/shapes" --ranks 2 --processes 1 --repeat 1
+# A describe line is a case, and the plan of this case has the same describe line.
+plan_of() { # FILE ARGUMENTS...: the last plan line with all of these
+    local file=$1 lines word
+    shift
+    lines=$(sed -n 's/^ *"plan": "\(.*\)",*$/\1/p' "$file")
+    for word; do lines=$(grep -F -e "$word" <<<"$lines"); done
+    tail -n 1 <<<"$lines"
+}
+for words in attention 'attention schedule=gather save_kv=1' 'attention schedule=ring save_kv=1' \
+    'grad_return by=section' 'grad_return transfer=pull'; do
+    # shellcheck disable=SC2086
+    plan=$(plan_of "$json" "P=2 " $words)
+    echo "$plan" >"$scratch/shapes"
+    expect "the describe line of a plan: $words" 0 "$(cut -d' ' -f1-4 <<<"$plan")" \
+        "$cofuse" bench --shapes "$scratch/shapes" --ranks 2 --processes 1 --repeat 1 \
+        --json "$scratch/again.json"
+    expect "it comes back" 0 '' test "$(plan_of "$scratch/again.json")" = "$plan"
+done
 echo 'attention S=8 H=1 Dqk=600' >"$scratch/shapes"
 expect "what the plan refuses" 2 'head_dim_qk = 600: wanted' \
     "$cofuse" bench --shapes "$scratch/shapes" --ranks 2

@@ -5,7 +5,7 @@
 
 #include "test.h"
 
-extern const struct cofi_op cofi_op_attention;
+extern const struct cofi_op cofi_op_attention, cofi_op_grad_return;
 #include "tools/bench_harness.h"
 #include "tools/job.h"
 
@@ -34,8 +34,11 @@ static void test_result(void)
 {
     double forward[] = {3, 2, 1, 4, 6, 4}, backward[] = {1, 1, 1, 1, 1, 1};
     struct cofi_bench_options options = {.engine = COF_ENGINE_THREAD};
-    struct cofi_bench_variant variant = {.op = &cofi_op_attention, .line = "attention S=1", .n_ranks = 3,
-                                         .cold = true, .key = "attention S=1 ranks=3",
+    struct cofi_bench_variant variant = {.op = &cofi_op_attention,
+                                         .line = "attention S=1",
+                                         .n_ranks = 3,
+                                         .cold = true,
+                                         .key = "attention S=1 ranks=3",
                                          .size = {.n_directions = 2, .flops = {80, 160}}};
     static struct cofi_bench_samples s = {
         .n_processes = 2, .threads = 1, .n_calls = {{3, 3}, {3, 3}}, .n = {6, 6},
@@ -109,11 +112,51 @@ static void test_size(void)
     CHECK_FAILS(bench->size("attention S=8 H=4 Dqk", 1, &size), COF_ERR_INVALID, "key=value");
 }
 
+/* In backward, gradients move, and keys where forward did not save them. */
+static void test_size_saved(void)
+{
+    struct cofi_bench_size fetched, saved;
+    const struct cofi_op_bench *bench = cofi_op_attention.bench;
+    CHECK_OK(bench->size("attention S=8 H=4 Dqk=16 schedule=gather wire=f32", 2, &fetched));
+    CHECK_OK(bench->size("attention S=8 H=4 Dqk=16 schedule=ring wire=f32 save_kv=1", 2, &saved));
+    double keys = 8 * 4 * (16 + 16) * 2; /* each of 8 rows is fetched by the other rank */
+    CHECK(fetched.wire_bytes[0] == keys && saved.wire_bytes[0] == keys, "%g %g",
+          fetched.wire_bytes[0], saved.wire_bytes[0]);
+    CHECK(fetched.wire_bytes[1] == 3 * keys && saved.wire_bytes[1] == 2 * keys, "%g %g",
+          fetched.wire_bytes[1], saved.wire_bytes[1]);
+    CHECK(saved.set_bytes == fetched.set_bytes + (size_t)keys, "%zu %zu", saved.set_bytes,
+          fetched.set_bytes);
+}
+
+/* Two ranks, causal zigzag: writer 1 has rows for chunk 0 of owner 0, writer 0 for both chunks of
+ * owner 1: 6 of 8 rows leave two ranks. */
+static void test_size_grad_return(void)
+{
+    struct cofi_bench_size size;
+    const struct cofi_op_bench *bench = cofi_op_grad_return.bench;
+    CHECK_OK(bench->size("grad_return S=8 Hkv=2 Dk=16 Dv=8 writers=causal", 2, &size));
+    CHECK(size.n_directions == 1 && size.flops[0] == 0, "%d %g", size.n_directions, size.flops[0]);
+    CHECK(size.wire_bytes[0] == 3 * 2 * (16 + 8) * 2, "%g", size.wire_bytes[0]);
+    size_t row = 2 * (16 + 8) * 2;
+    CHECK(size.set_bytes == (2 * 8 + 8) * row, "%zu", size.set_bytes);
+    CHECK_OK(bench->size("grad_return S=8 Hkv=2 Dk=16 Dv=8 wire=f32 partial=f32", 2, &size));
+    CHECK(size.wire_bytes[0] == 4 * 2 * (16 + 8) * 4, "%g", size.wire_bytes[0]);
+    CHECK(size.set_bytes == (2 * 8 * 2 + 8) * row, "%zu", size.set_bytes);
+    /* 7 rows in 4 chunks of 2: partials by section and outputs have padding */
+    CHECK_OK(bench->size("grad_return S=7 Hkv=2 Dk=16 Dv=8 chunking=padded by=section", 2, &size));
+    CHECK(size.set_bytes == (2 * 8 + 8) * row, "%zu", size.set_bytes);
+    CHECK_OK(bench->size("grad_return S=8 Hkv=2 Dk=16", 1, &size));
+    CHECK(size.wire_bytes[0] == 0, "%g", size.wire_bytes[0]);
+    CHECK_FAILS(bench->size("grad_return S=8 Dk=4", 1, &size), COF_ERR_INVALID, "Hkv is missing");
+}
+
 int main(void)
 {
     test_quantiles();
     test_result();
     test_band();
     test_size();
+    test_size_saved();
+    test_size_grad_return();
     return test_done();
 }

@@ -58,7 +58,8 @@ struct cofi_bench_size {
     int n_directions;                         /* of the operator's, those that this case has */
     size_t set_bytes;                         /* tensors of one buffer set */
     double flops[COFI_BENCH_DIRECTIONS];      /* of a call; 0: not told */
-    double wire_bytes[COFI_BENCH_DIRECTIONS]; /* that a call moves between ranks */
+    double wire_bytes[COFI_BENCH_DIRECTIONS]; /* that a call moves between ranks; of one without
+                                                 flops: that leave a rank, the mean over ranks */
 };
 
 /* A case is a line of key=value words, the operator's name first (ops/bench.h reads it). `bench` is

@@ -23,6 +23,8 @@ struct attention_bench {
     struct cofi_attention_case c;
     int n_sets;
     struct cofi_attention_local *sets;
+    void **saved; /* save_kv: a buffer a set */
+    cof_shape saved_shape;
 };
 
 /* ---- The case ---- */
@@ -49,13 +51,14 @@ static cof_status read_choice(struct cofi_attention_case *c, const char *key, co
     static const cof_dtype dtypes[] = {{COF_DTYPE_CODE_BFLOAT, 16, 1},
                                        {COF_DTYPE_CODE_FLOAT, 16, 1},
                                        {COF_DTYPE_CODE_FLOAT, 32, 1}};
-    enum { DTYPE, FORMAT, MASK, LAYOUT, CHUNKING, WIRE, DIRECTION, N_CHOICES };
+    enum { DTYPE, FORMAT, MASK, LAYOUT, CHUNKING, WIRE, DIRECTION, SCHEDULE, SAVE_KV, N_CHOICES };
     static const struct {
         const char *key, *choices;
     } words[N_CHOICES] = {{"dtype", "bf16|f16|f32"},         {"format", "bshd|sbhd"},
                           {"mask", "none|causal"},           {"layout", "zigzag|contiguous"},
                           {"chunking", "balanced|padded"},   {"wire", "dtype|f32|bf16|f16"},
-                          {"direction", "both|forward"}};
+                          {"direction", "both|forward"},     {"schedule", "default|ring|gather"},
+                          {"save_kv", "0|1"}};
     cof_attention_params *p = &c->params;
     int which = 0, idx = 0;
     while (which < N_CHOICES && strcmp(words[which].key, key))
@@ -72,6 +75,8 @@ static cof_status read_choice(struct cofi_attention_case *c, const char *key, co
     case CHUNKING: p->chunking = (cof_chunking)idx; break;
     case WIRE: p->wire_f32 = idx == 1; break;
     case DIRECTION: p->forward_only = idx; break;
+    case SCHEDULE: p->schedule = (cof_attention_schedule)idx; break;
+    case SAVE_KV: p->save_kv = idx; break;
     }
     return COF_OK;
 }
@@ -92,7 +97,7 @@ static cof_status read_word(void *arg, const char *key, const char *value)
     }
     COF_FAIL_IF(!known, COF_ERR_INVALID,
                 "word \"%s=%s\": wanted one of B, S, H, Hkv, Dqk, Dv, dtype, format, mask, layout, "
-                "chunking, scale, wire, direction", key, value);
+                "chunking, scale, wire, direction, schedule, save_kv", key, value);
     return COF_OK;
 }
 
@@ -145,12 +150,13 @@ static cof_status size_case(const char *line, int n_ranks, struct cofi_bench_siz
     size_t tensors = rows * all_heads * both_dims * element, lse = rows * heads * sizeof(float);
     double moved = (double)foreign_rows(p, n_ranks) *
                    (double)(p->n_batch * p->n_kv_heads) * (double)both_dims;
+    double keys = moved * (double)element; /* saved by forward, backward does not move them again */
+    double gradients = moved * (double)(p->wire_f32 ? sizeof(float) : element);
     *size_out = (struct cofi_bench_size){
         .n_directions = p->forward_only ? 1 : 2,
-        .set_bytes = tensors * (p->forward_only ? 1 : 2) + lse,
+        .set_bytes = tensors * (p->forward_only ? 1 : 2) + lse + (p->save_kv ? (size_t)keys : 0),
         .flops = {cofi_attention_flops(p, false), cofi_attention_flops(p, true)},
-        .wire_bytes = {moved * (double)element,
-                       moved * (double)(element + (p->wire_f32 ? sizeof(float) : element))},
+        .wire_bytes = {keys, gradients + (p->save_kv ? 0 : keys)},
     };
     return COF_OK;
 }
@@ -185,10 +191,14 @@ static cof_status fill_inputs(struct attention_bench *b)
 static void destroy(void *bench)
 {
     struct attention_bench *b = bench;
-    for (int s = 0; b && s < b->n_sets; s++)
+    if (!b)
+        return;
+    for (int s = 0; s < b->n_sets; s++) {
         cofi_attention_local_free(&b->sets[s]);
-    if (b)
-        free(b->sets);
+        free(b->saved[s]);
+    }
+    free(b->sets);
+    free(b->saved);
     free(b);
 }
 
@@ -201,6 +211,29 @@ static cof_status check_case(struct cofi_job *job, const struct cofi_attention_c
     return cofi_memory_check(tensor_bytes + sizes.local + sizes.symmetric);
 }
 
+static cof_status make_saved(struct attention_bench *b)
+{
+    cof_workspace_sizes sizes = COF_WORKSPACE_SIZES_INIT;
+    COF_TRY(cof_attention_workspace(b->job.team, &b->c.params, &sizes));
+    b->saved_shape.dim[0] = (int64_t)sizes.saved;
+    for (int s = 0; s < b->n_sets && sizes.saved > 0; s++) {
+        b->saved[s] = aligned_alloc(128, (sizes.saved + 127) / 128 * 128);
+        COF_FAIL_IF(!b->saved[s], COF_ERR_NOMEM, "saved_kv: no memory for %zu bytes", sizes.saved);
+    }
+    return COF_OK;
+}
+
+static cof_status make_sets(struct attention_bench *b, int n_sets)
+{
+    b->sets = calloc((size_t)n_sets, sizeof *b->sets);
+    b->saved = calloc((size_t)n_sets, sizeof *b->saved);
+    COF_FAIL_IF(!b->sets || !b->saved, COF_ERR_NOMEM, "%d buffer sets: no memory", n_sets);
+    for (; b->n_sets < n_sets; b->n_sets++)
+        COF_TRY(cofi_attention_local_open(&b->job, &b->c, &b->sets[b->n_sets]));
+    COF_TRY(make_saved(b));
+    return fill_inputs(b);
+}
+
 static cof_status create(struct cofi_job *job, const char *line, int n_sets, void **bench_out)
 {
     struct cofi_bench_size size;
@@ -209,18 +242,9 @@ static cof_status create(struct cofi_job *job, const char *line, int n_sets, voi
     COF_TRY(size_case(line, job->n_ranks, &size));
     COF_TRY(check_case(job, &c, size.set_bytes * (size_t)n_sets / (size_t)job->n_ranks));
     struct attention_bench *b = calloc(1, sizeof *b);
-    struct cofi_attention_local *sets = calloc((size_t)n_sets, sizeof *sets);
-    if (!b || !sets) {
-        free(b);
-        free(sets);
-        return COF_FAIL(COF_ERR_NOMEM, "%d buffer sets: no memory", n_sets);
-    }
-    *b = (struct attention_bench){.job = *job, .c = c, .sets = sets};
-    cof_status status = COF_OK;
-    for (; status == COF_OK && b->n_sets < n_sets; b->n_sets += status == COF_OK)
-        status = cofi_attention_local_open(job, &b->c, &sets[b->n_sets]);
-    if (status == COF_OK)
-        status = fill_inputs(b);
+    COF_FAIL_IF(!b, COF_ERR_NOMEM, "bench: no memory");
+    *b = (struct attention_bench){.job = *job, .c = c};
+    cof_status status = make_sets(b, n_sets);
     if (status == COF_OK)
         *bench_out = b;
     else
@@ -239,6 +263,9 @@ static cof_status run(void *bench, cof_plan *plan, int direction, int set, cof_s
     struct attention_bench *b = bench;
     cof_attention_args args;
     cofi_attention_local_args(&b->sets[set], direction == BACKWARD, &args);
+    cof_tensor saved = cof_tensor_make(b->saved[set], (cof_device){COF_DEVICE_CPU, 0}, COF_U8, 1,
+                                       &b->saved_shape);
+    args.saved_kv = b->saved[set] ? &saved : NULL;
     return direction == BACKWARD ? cof_attention_backward(plan, &args, stream)
                                  : cof_attention_forward(plan, &args, stream);
 }

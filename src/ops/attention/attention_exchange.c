@@ -130,5 +130,5 @@ cof_status cofi_attention_sum(struct cofi_cpu_stream *s, const void *args)
     int64_t begin, end;
     cofi_attention_needed_rows(&plan->layout, plan->params.mask, cofi_ring_writer(plan, a.step),
                                plan->rank, &begin, &end);
-    return cofi_grad_sum(&plan->home, a.step, begin, end);
+    return cofi_grad_sum(&plan->home, a.step, begin, end, begin < end);
 }

@@ -49,21 +49,21 @@ void cofi_grad_clear(struct cofi_grad_exchange *x)
                (size_t)(x->local_rows * x->row_elements[is_v]) * sizeof(float));
 }
 
-cof_status cofi_grad_sum(struct cofi_grad_exchange *x, int step, int64_t begin, int64_t end)
+cof_status cofi_grad_sum(struct cofi_grad_exchange *x, int step, int64_t begin, int64_t end,
+                         bool announced)
 {
     const struct cofi_kv_buffer *slot = &x->slot[(step - 1) & 1];
     int last = x->n_ranks - 1;
     if (step == 1)
         cofi_grad_clear(x);
-    if (begin < end && !(step == last && COFI_FAULT(GRAD_SKIP_LAST, x->rank))) {
-        if (!COFI_FAULT(GRAD_READY_WAIT, x->rank))
-            COF_TRY(cofi_call_wait_ready(x->binding, cofi_grad_writer(x, step), x->ready,
-                                         "gradient returned"));
+    if (announced && !COFI_FAULT(GRAD_READY_WAIT, x->rank))
+        COF_TRY(cofi_call_wait_ready(x->binding, cofi_grad_writer(x, step), x->ready,
+                                     "gradient returned"));
+    if (begin < end && !(step == last && COFI_FAULT(GRAD_SKIP_LAST, x->rank)))
         for (int is_v = 0; is_v < 2; is_v++)
             cofi_vec_add(cofi_vec(), slot->elem, x->acc[is_v] + begin * slot->row_elements[is_v],
                          cofi_arena_data(x->binding->arena) + cofi_kv_at(slot, is_v, begin),
                          (end - begin) * slot->row_elements[is_v]);
-    }
     /* The next user of this slot: two steps on, or the first user in the next call. */
     int next = step + 2 <= last ? step + 2 : (step - 1) % 2 + 1;
     cofi_call_signal(x->binding, cofi_grad_writer(x, next), x->ack);

@@ -16,6 +16,8 @@
 #ifndef COFI_GRAD_RETURN_EXCHANGE_H
 #define COFI_GRAD_RETURN_EXCHANGE_H
 
+#include <stdbool.h>
+
 #include "ops/kv_buffer.h"
 #include "symm/call.h"
 
@@ -56,9 +58,10 @@ cof_status cofi_grad_open(struct cofi_grad_exchange *x, int step, int64_t begin,
 void cofi_grad_close(struct cofi_grad_exchange *x, int step, int64_t begin, int64_t end,
                      void *const to[2]);
 
-/* The owner's side of a step: adds rows [begin, end) of the step's writer; acks. begin == end: that
- * writer sends nothing. */
-cof_status cofi_grad_sum(struct cofi_grad_exchange *x, int step, int64_t begin, int64_t end);
+/* The owner's side of a step: adds rows [begin, end) of the step's writer; acks. `announced`: the
+ * writer opens and closes this step, with rows or without; else it leaves it out. */
+cof_status cofi_grad_sum(struct cofi_grad_exchange *x, int step, int64_t begin, int64_t end,
+                         bool announced);
 
 /* What steps add to: zero before step 1. */
 void cofi_grad_clear(struct cofi_grad_exchange *x);

@@ -119,8 +119,7 @@ static cof_status send(struct cofi_cpu_stream *s, const void *args)
     struct cofi_grad_return_plan *plan = a.plan;
     int64_t end;
     cofi_gr_rows(&plan->layout, cofi_grad_owner(&plan->home, a.step), a.halves, &a.begin, &end);
-    if (a.begin == end)
-        return COF_OK;
+    /* Without rows too: what it announces says that it agrees about that. */
     COF_TRY(plan->transport->open(plan, a.epoch, a.step, a.begin, a.to));
     cofi_cpu_parallel(s, end - a.begin, send_row, &a);
     return plan->transport->close(plan, a.epoch, a.step, a.begin, end, a.to);
@@ -165,7 +164,7 @@ struct finish_args {
     struct cofi_grad_return_plan *plan;
     struct cofi_gr_view partial, out;
     unsigned halves; /* own contribution */
-    bool failed;
+    bool failed;     /* already as the call was made: it has no sums */
 };
 
 /* One row of an output: the sum, own last; 0 for padding; NaN after a failure. */
@@ -227,7 +226,7 @@ static cof_status finish(struct cofi_cpu_stream *s, const void *args)
 {
     struct finish_args a = *(const struct finish_args *)args;
     cof_status status = failure(s, a.plan);
-    a.failed = status != COF_OK;
+    a.failed |= status != COF_OK;
     cofi_cpu_parallel(s, a.plan->local_rows, finish_task, &a);
     if (!a.failed && a.plan->binding.arena)
         cofi_call_end(&a.plan->binding);
@@ -272,7 +271,7 @@ cof_status cofi_gr_enqueue(struct cofi_grad_return_plan *plan, const struct cofi
         return status;
     struct finish_args a = {plan, call->partial, call->out,
                             cofi_gr_halves(&plan->layout, call->args, plan->rank, plan->rank),
-                            false};
+                            status != COF_OK};
     cof_status ended = cofi_cpu_enqueue(s, finish, &a, sizeof a, COFI_CALL_ALWAYS);
     return status != COF_OK ? status : ended;
 }

@@ -250,6 +250,7 @@ static int command(int argc, char **argv)
 }
 
 extern const struct cofi_op_check cofi_grad_return_check;
+extern const struct cofi_op_bench cofi_grad_return_bench;
 extern const struct cofi_op cofi_op_grad_return;
 
 static const struct cofi_op_run grad_return_run = {.usage = usage, .command = command};
@@ -259,4 +260,5 @@ const struct cofi_op cofi_op_grad_return = {
     .summary = "return of dK and dV to the owners of their rows",
     .check = &cofi_grad_return_check,
     .run = &grad_return_run,
+    .bench = &cofi_grad_return_bench,
 };

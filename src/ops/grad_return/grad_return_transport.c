@@ -5,7 +5,7 @@
  * Push: grad_return_exchange.h has the protocol.
  *
  * Pull (w -> o: stored by w in o's slab)
- *   ready  writer -> owner   the writer's rows for this owner lie in its own `published`
+ *   ready  writer -> owner   the writer's rows for this owner, if any, lie in its own `published`
  *   ack    owner -> writer   they have been read: the writer overwrites them in its next call only
  *                            after that. Every owner acks in every call, contributor or not.
  *
@@ -42,7 +42,7 @@ static cof_status push_sum(struct cofi_grad_return_plan *plan, uint32_t epoch, i
                            int64_t begin, int64_t end)
 {
     (void)epoch;
-    return cofi_grad_sum(&plan->home, step, begin, end);
+    return cofi_grad_sum(&plan->home, step, begin, end, true);
 }
 
 const struct cofi_gr_transport cofi_gr_push = {"push", push_open, push_close, push_sum};
@@ -85,10 +85,10 @@ static cof_status pull_sum(struct cofi_grad_return_plan *plan, uint32_t epoch, i
     const struct cofi_kv_buffer *to = &plan->staging;
     if (step == 1)
         cofi_grad_clear(&plan->home);
+    if (!COFI_FAULT(PULL_READY_WAIT, plan->rank))
+        COF_TRY(
+            cofi_call_wait_ready(&plan->binding, writer, COFI_GR_READY, "partial published"));
     if (begin < end) {
-        if (!COFI_FAULT(PULL_READY_WAIT, plan->rank))
-            COF_TRY(cofi_call_wait_ready(&plan->binding, writer, COFI_GR_READY,
-                                         "partial published"));
         for (int is_v = 0; is_v < 2; is_v++) {
             int64_t n = (end - begin) * to->row_elements[is_v];
             cofi_arena_get(plan->binding.arena, to->local + to->offset[is_v], writer,
@@ -134,7 +134,9 @@ static cof_status caller_open(struct cofi_grad_return_plan *plan, uint32_t epoch
 static cof_status caller_close(struct cofi_grad_return_plan *plan, uint32_t epoch, int step,
                                int64_t begin, int64_t end, void *const to[2])
 {
-    (void)begin, (void)end, (void)to;
+    (void)to;
+    if (begin == end) /* its owner does not wait */
+        return COF_OK;
     _Atomic uint32_t *word = epoch_word(plan, cofi_grad_owner(&plan->home, step), plan->rank);
     static _Atomic uint32_t unknown = 1; /* whether its owner sleeps is not told */
     atomic_store_explicit(word, epoch, memory_order_seq_cst);
@@ -146,6 +148,7 @@ struct epoch_wait {
     struct cofi_grad_return_plan *plan;
     _Atomic uint32_t *word;
     uint32_t want;
+    int writer; /* rank of the world */
 };
 
 static bool epoch_there(void *ctx)
@@ -157,7 +160,12 @@ static bool epoch_there(void *ctx)
 static cof_status epoch_poll(void *ctx)
 {
     const struct epoch_wait *w = ctx;
-    cofi_world_poll(w->plan->base.team->world);
+    cof_world *world = w->plan->base.team->world;
+    cofi_world_poll(world);
+    COF_FAIL_IF(atomic_load(&world->state[w->writer]) == COFI_PEER_LEFT, COF_ERR_PEER_DEAD,
+                "grad_return: rank %d waited for rank %d at \"gradient returned\": that rank is "
+                "gone; wanted epoch %u, saw %u",
+                world->rank, w->writer, w->want, atomic_load(w->word));
     return cofi_team_status(w->plan->base.team);
 }
 
@@ -166,7 +174,8 @@ static cof_status caller_sum(struct cofi_grad_return_plan *plan, uint32_t epoch,
 {
     int writer = cofi_grad_writer(&plan->home, step);
     cof_world *world = plan->base.team->world;
-    struct epoch_wait w = {plan, epoch_word(plan, plan->rank, writer), epoch};
+    struct epoch_wait w = {plan, epoch_word(plan, plan->rank, writer), epoch,
+                           plan->base.team->world_rank[writer]};
     _Atomic uint32_t sleepers = 0;
     if (step == 1)
         cofi_grad_clear(&plan->home);
@@ -179,8 +188,7 @@ static cof_status caller_sum(struct cofi_grad_return_plan *plan, uint32_t epoch,
     COF_FAIL_IF(status == COF_ERR_TIMEOUT, status,
                 "grad_return: rank %d waited for rank %d at \"gradient returned\": deadline passed "
                 "(waited %g s at most); wanted epoch %u, saw %u",
-                world->rank, plan->base.team->world_rank[writer], world->run_timeout, epoch,
-                atomic_load(w.word));
+                world->rank, w.writer, world->run_timeout, epoch, atomic_load(w.word));
     COF_TRY(status);
     for (int is_v = 0; is_v < 2; is_v++) {
         int64_t row_elements = plan->params.n_batch * plan->params.n_heads * plan->dim[is_v];

@@ -1,0 +1,329 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+/* `cofuse bench grad_return`: whole calls; by section, the P runs of one. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/error.h"
+#include "core/tensor.h"
+#include "ops/bench.h"
+#include "ops/check.h"
+#include "ops/grad_return/grad_return.h"
+#include "ops/grad_return/grad_return_cases.h"
+#include "symm/memory.h"
+
+/* Values to fill partials from; prime, so that rows do not repeat each other. */
+enum { N_VALUES = 65521 };
+enum { MAX_BENCH_DIM = 4096 };
+#define MAX_ELEMENTS (INT64_C(1) << 40) /* before head dims */
+
+/* Of one buffer set: dk, dv. Partials by section lie one behind the other. */
+struct buffers {
+    char *in[2], *out[2];
+};
+
+struct grad_return_bench {
+    struct cofi_job job;
+    struct cofi_gr_case c;
+    cof_layout layout;
+    int n_sections, n_sets;
+    struct buffers *sets;
+};
+
+/* ---- The case ---- */
+
+static cof_status read_sizes(cof_grad_return_params *p, const char *key, const char *value,
+                             bool *known)
+{
+    const struct {
+        const char *key;
+        int64_t *value;
+    } sizes[] = {{"B", &p->n_batch},
+                 {"S", &p->n_rows},
+                 {"Hkv", &p->n_heads},
+                 {"Dk", &p->head_dim_k},
+                 {"Dv", &p->head_dim_v}};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
+        if (!strcmp(key, sizes[i].key)) {
+            *known = true;
+            return cofi_bench_int(key, value, 1, sizes[i].value);
+        }
+    return COF_OK;
+}
+
+/* partial and wire of a describe line name a type; bf16 is held against dtype in read_case. */
+struct reading {
+    struct cofi_gr_case *c;
+    bool partial_bf16, wire_bf16;
+};
+
+static cof_status read_choice(struct reading *r, const char *key, const char *value, bool *known)
+{
+    enum { DTYPE, PARTIAL, WIRE, LAYOUT, CHUNKING, TRANSFER, BY, WRITERS, N_CHOICES };
+    static const struct {
+        const char *key, *choices;
+    } words[N_CHOICES] = {{"dtype", "bf16|f32"},           {"partial", "dtype|f32|bf16"},
+                          {"wire", "dtype|f32|bf16"},      {"layout", "zigzag|contiguous"},
+                          {"chunking", "balanced|padded"}, {"transfer", "push|pull"},
+                          {"by", "whole|section"},         {"writers", "all|causal"}};
+    cof_grad_return_params *p = &r->c->params;
+    int which = 0, idx = 0;
+    while (which < N_CHOICES && strcmp(words[which].key, key))
+        which++;
+    if (which == N_CHOICES)
+        return COF_OK;
+    *known = true;
+    COF_TRY(cofi_bench_choice(key, value, words[which].choices, &idx));
+    switch (which) {
+    case DTYPE: p->dtype = idx ? COF_F32 : COF_BF16; break;
+    case PARTIAL: p->partial_f32 = idx == 1; r->partial_bf16 = idx == 2; break;
+    case WIRE: p->wire_f32 = idx == 1; r->wire_bf16 = idx == 2; break;
+    case LAYOUT: p->layout = (cof_layout_kind)idx; break;
+    case CHUNKING: p->chunking = (cof_chunking)idx; break;
+    case TRANSFER: p->transfer = (cof_grad_return_transfer)idx; break;
+    case BY: p->by_section = idx; break;
+    case WRITERS: r->c->writers = (cof_writers)idx; break;
+    }
+    return COF_OK;
+}
+
+static cof_status read_word(void *arg, const char *key, const char *value)
+{
+    struct reading *r = arg;
+    bool known = false;
+    COF_TRY(read_sizes(&r->c->params, key, value, &known));
+    if (!known)
+        COF_TRY(read_choice(r, key, value, &known));
+    COF_FAIL_IF(!known, COF_ERR_INVALID,
+                "word \"%s=%s\": wanted one of B, S, Hkv, Dk, Dv, dtype, partial, wire, layout, "
+                "chunking, transfer, by, writers", key, value);
+    return COF_OK;
+}
+
+static cof_status read_case(const char *line, struct cofi_gr_case *c)
+{
+    *c = (struct cofi_gr_case){.params = COF_GRAD_RETURN_PARAMS_INIT};
+    struct reading r = {.c = c};
+    cof_grad_return_params *p = &c->params;
+    p->dtype = COF_BF16;
+    p->n_batch = 1;
+    COF_TRY(cofi_bench_words(line, read_word, &r));
+    COF_FAIL_IF(!p->n_rows || !p->n_heads || !p->head_dim_k, COF_ERR_INVALID,
+                "%s is missing: wanted S, Hkv and Dk",
+                !p->n_rows ? "S" : !p->n_heads ? "Hkv" : "Dk");
+    COF_FAIL_IF((r.partial_bf16 || r.wire_bf16) && p->dtype.bits == 32, COF_ERR_INVALID,
+                "%s = \"bf16\": wanted dtype or f32 with dtype = f32",
+                r.partial_bf16 ? "partial" : "wire");
+    p->head_dim_v = p->head_dim_v ? p->head_dim_v : p->head_dim_k;
+    __int128 elements = (__int128)p->n_batch * p->n_rows * p->n_heads;
+    COF_FAIL_IF(elements > MAX_ELEMENTS || p->head_dim_k > MAX_BENCH_DIM ||
+                    p->head_dim_v > MAX_BENCH_DIM,
+                COF_ERR_INVALID, "B * S * Hkv or a head dim is past the address space");
+    return COF_OK;
+}
+
+static size_t row_elements(const struct cofi_gr_case *c, int is_v)
+{
+    const cof_grad_return_params *p = &c->params;
+    return (size_t)(p->n_batch * p->n_heads * (is_v ? p->head_dim_v : p->head_dim_k));
+}
+
+static size_t partial_bytes(const struct cofi_gr_case *c)
+{
+    return c->params.partial_f32 ? sizeof(float) : (size_t)cofi_dtype_bytes(c->params.dtype);
+}
+
+/* Rows of a rank's partials: of all sections together, padding included. */
+static int64_t partial_rows(const struct cofi_gr_case *c, const cof_layout *layout)
+{
+    int64_t rows = 0;
+    for (int r = 0; r < layout->n_ranks; r++)
+        rows += cof_layout_local_rows(layout, r);
+    return c->params.by_section ? rows : c->params.n_rows;
+}
+
+/* Rows that ranks send to others, summed over the ranks. */
+static int64_t sent_rows(const struct cofi_gr_case *c, const cof_layout *layout)
+{
+    cof_grad_return_args args = COF_GRAD_RETURN_ARGS_INIT;
+    int64_t rows = 0;
+    args.writers = c->writers;
+    for (int writer = 0; writer < layout->n_ranks; writer++)
+        for (int owner = 0; owner < layout->n_ranks; owner++) {
+            int64_t begin, end;
+            cofi_gr_rows(layout, owner, cofi_gr_halves(layout, &args, writer, owner), &begin, &end);
+            rows += owner == writer ? 0 : end - begin;
+        }
+    return rows;
+}
+
+static cof_layout layout_of(const struct cofi_gr_case *c, int n_ranks)
+{
+    return (cof_layout){c->params.layout, c->params.chunking, n_ranks, c->params.n_rows};
+}
+
+static cof_status size_case(const char *line, int n_ranks, struct cofi_bench_size *size_out)
+{
+    struct cofi_gr_case c;
+    COF_TRY(read_case(line, &c));
+    cof_layout layout = layout_of(&c, n_ranks);
+    size_t element = (size_t)cofi_dtype_bytes(c.params.dtype), n = (size_t)n_ranks;
+    size_t both = row_elements(&c, 0) + row_elements(&c, 1);
+    size_t in = n * (size_t)partial_rows(&c, &layout) * partial_bytes(&c), out = 0;
+    for (int r = 0; r < n_ranks; r++)
+        out += (size_t)cof_layout_local_rows(&layout, r) * element;
+    *size_out = (struct cofi_bench_size){
+        .n_directions = 1,
+        .set_bytes = (in + out) * both,
+        .wire_bytes = {(double)sent_rows(&c, &layout) / n_ranks * (double)both *
+                       (double)(c.params.wire_f32 ? sizeof(float) : element)},
+    };
+    return COF_OK;
+}
+
+/* ---- A rank ---- */
+
+static void fill(const struct grad_return_bench *b, const char *values, uint64_t tensor, char *to,
+                 size_t bytes)
+{
+    size_t element = partial_bytes(&b->c), table = N_VALUES * element;
+    size_t at = cofi_check_random(2, (uint64_t)b->job.rank, tensor) % N_VALUES * element;
+    for (size_t done = 0; done < bytes; at = 0) {
+        size_t left = bytes - done, n = table - at < left ? table - at : left;
+        memcpy(to + done, values + at, n);
+        done += n;
+    }
+}
+
+static cof_status make_set(struct grad_return_bench *b, const char *values, int set)
+{
+    struct buffers *s = &b->sets[set];
+    int64_t local = cof_layout_local_rows(&b->layout, b->job.rank);
+    for (int is_v = 0; is_v < 2; is_v++) {
+        size_t row = row_elements(&b->c, is_v);
+        size_t in = (size_t)partial_rows(&b->c, &b->layout) * row * partial_bytes(&b->c);
+        size_t out = (size_t)local * row * (size_t)cofi_dtype_bytes(b->c.params.dtype);
+        s->in[is_v] = aligned_alloc(64, in / 64 * 64 + 64);
+        s->out[is_v] = aligned_alloc(64, out / 64 * 64 + 64);
+        COF_FAIL_IF(!s->in[is_v] || !s->out[is_v], COF_ERR_NOMEM, "no memory for %zu bytes",
+                    in + out);
+        fill(b, values, (uint64_t)(2 * set + is_v), s->in[is_v], in);
+    }
+    return COF_OK;
+}
+
+static cof_status make_sets(struct grad_return_bench *b)
+{
+    cof_dtype type = b->c.params.partial_f32 ? COF_F32 : b->c.params.dtype;
+    char *values = malloc(N_VALUES * partial_bytes(&b->c));
+    COF_FAIL_IF(!values, COF_ERR_NOMEM, "no memory for values of partials");
+    for (int64_t i = 0; i < N_VALUES; i++)
+        cofi_check_store(values, type, i, cofi_check_normal(1, 0, (uint64_t)i));
+    cof_status status = COF_OK;
+    for (int s = 0; s < b->n_sets && status == COF_OK; s++)
+        status = make_set(b, values, s);
+    free(values);
+    return status;
+}
+
+static void destroy(void *bench)
+{
+    struct grad_return_bench *b = bench;
+    for (int s = 0; b && b->sets && s < b->n_sets; s++)
+        for (int is_v = 0; is_v < 2; is_v++) {
+            free(b->sets[s].in[is_v]);
+            free(b->sets[s].out[is_v]);
+        }
+    if (b)
+        free(b->sets);
+    free(b);
+}
+
+/* What the plan will refuse is refused before memory is taken for its tensors. */
+static cof_status check_case(struct cofi_job *job, const struct cofi_gr_case *c,
+                             size_t tensor_bytes)
+{
+    cof_workspace_sizes sizes = COF_WORKSPACE_SIZES_INIT;
+    COF_TRY(cof_grad_return_workspace(job->team, &c->params, &sizes));
+    return cofi_memory_check(tensor_bytes + sizes.local + sizes.symmetric);
+}
+
+static cof_status create(struct cofi_job *job, const char *line, int n_sets, void **bench_out)
+{
+    struct cofi_bench_size size;
+    struct cofi_gr_case c;
+    COF_TRY(read_case(line, &c));
+    COF_TRY(size_case(line, job->n_ranks, &size));
+    COF_TRY(check_case(job, &c, size.set_bytes * (size_t)n_sets / (size_t)job->n_ranks));
+    struct grad_return_bench *b = calloc(1, sizeof *b);
+    COF_FAIL_IF(!b, COF_ERR_NOMEM, "bench: no memory");
+    *b = (struct grad_return_bench){.job = *job, .c = c, .n_sets = n_sets,
+                                    .layout = layout_of(&c, job->n_ranks),
+                                    .n_sections = c.params.by_section ? job->n_ranks : 1};
+    b->sets = calloc((size_t)n_sets, sizeof *b->sets);
+    cof_status status = b->sets ? make_sets(b) : COF_FAIL(COF_ERR_NOMEM, "bench: no memory");
+    if (status == COF_OK)
+        *bench_out = b;
+    else
+        destroy(b);
+    return status;
+}
+
+static cof_status make_plan(void *bench, cof_plan **plan_out)
+{
+    struct grad_return_bench *b = bench;
+    return cof_grad_return_plan_create(b->job.team, &b->c.params, NULL, plan_out);
+}
+
+/* One run, on the partials that begin at this row of their buffers. */
+static cof_status run_part(struct grad_return_bench *b, cof_plan *plan, const struct buffers *s,
+                           int64_t first, int64_t rows, cof_stream stream)
+{
+    const cof_grad_return_params *p = &b->c.params;
+    cof_device cpu = {COF_DEVICE_CPU, 0};
+    cof_dtype type = p->partial_f32 ? COF_F32 : p->dtype;
+    int64_t local = cof_layout_local_rows(&b->layout, b->job.rank);
+    cof_shape in[2], out[2];
+    cof_tensor t[2], sums[2];
+    for (int is_v = 0; is_v < 2; is_v++) {
+        int64_t dim = is_v ? p->head_dim_v : p->head_dim_k;
+        size_t at = (size_t)first * row_elements(&b->c, is_v) * partial_bytes(&b->c);
+        in[is_v] = (cof_shape){{rows, p->n_batch, p->n_heads, dim}};
+        out[is_v] = (cof_shape){{local, p->n_batch, p->n_heads, dim}};
+        t[is_v] = cof_tensor_make(s->in[is_v] + at, cpu, type, 4, &in[is_v]);
+        sums[is_v] = cof_tensor_make(s->out[is_v], cpu, p->dtype, 4, &out[is_v]);
+    }
+    cof_grad_return_args args = COF_GRAD_RETURN_ARGS_INIT;
+    args.dk = &t[0];
+    args.dv = &t[1];
+    args.dk_out = &sums[0];
+    args.dv_out = &sums[1];
+    args.writers = b->c.writers;
+    return cof_grad_return_run(plan, &args, stream);
+}
+
+static cof_status run(void *bench, cof_plan *plan, int direction, int set, cof_stream stream)
+{
+    (void)direction;
+    struct grad_return_bench *b = bench;
+    int n = b->job.n_ranks;
+    int64_t first = 0;
+    for (int i = 1; i <= b->n_sections; i++) {
+        int owner = (b->job.rank - i + n) % n;
+        int64_t rows = b->n_sections == 1 ? partial_rows(&b->c, &b->layout)
+                                          : cof_layout_local_rows(&b->layout, owner);
+        COF_TRY(run_part(b, plan, &b->sets[set], first, rows, stream));
+        first += rows;
+    }
+    return COF_OK;
+}
+
+const struct cofi_op_bench cofi_grad_return_bench = {
+    .shapes = cofi_bench_shapes_grad_return,
+    .directions = {"run"},
+    .size = size_case,
+    .create = create,
+    .make_plan = make_plan,
+    .run = run,
+    .destroy = destroy,
+};
