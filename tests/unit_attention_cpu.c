@@ -150,8 +150,8 @@ static cof_status run_on_stream(struct cofi_cpu_stream *stream, const void *args
         dv.data = element(&r->t[DV], 0, row, 0, 0);
         int64_t before = row * x->n_batch * x->n_kv_heads;
         cofi_attention_cpu_partial_store(stream, &dims, &r->grad, row, n_rows,
-                                         r->acc[0] + before * x->dim_qk,
-                                         r->acc[1] + before * x->dim_v,
+                                         r->acc[0] ? r->acc[0] + before * x->dim_qk : NULL,
+                                         r->acc[1] ? r->acc[1] + before * x->dim_v : NULL,
                                          x->wire_f32, &dk, &dv);
     }
     cofi_attention_cpu_dq_store(stream, &dims, &r->grad, &r->t[DQ].view);
