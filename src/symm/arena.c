@@ -71,6 +71,7 @@ static void release(cof_arena *a)
     free(a->regions);
     free(a->sent);
     free(a->awaited);
+    pthread_mutex_destroy(&a->lock);
     free(a);
 }
 
@@ -79,6 +80,7 @@ static cof_status allocate(cof_team *team, const struct cofi_arena_spec *spec, c
     size_t n = (size_t)team->n_ranks, n_counts = n * (size_t)spec->n_words;
     cof_arena *a = *out = calloc(1, sizeof *a);
     COF_FAIL_IF(!a, COF_ERR_NOMEM, "arena: no memory");
+    pthread_mutex_init(&a->lock, NULL);
     a->team = team;
     a->ops = spec->peers ? &cofi_engine_attach : team->world->ops;
     a->rank = team->rank;
@@ -288,6 +290,7 @@ static cof_status drop_released(cof_arena *a)
     if (status == COF_OK)
         status = cofi_team_exchange(a->team, "arena regions", own, all, n);
     int kept = 0;
+    pthread_mutex_lock(&a->lock);
     for (size_t i = 0; i < n && status == COF_OK; i++) {
         bool free_everywhere = true;
         for (int r = 0; r < a->n_ranks; r++)
@@ -297,6 +300,7 @@ static cof_status drop_released(cof_arena *a)
     }
     if (status == COF_OK)
         a->n_regions = kept;
+    pthread_mutex_unlock(&a->lock);
     free(own);
     free(all);
     return status;
@@ -311,6 +315,22 @@ static size_t payload_end(const cof_arena *a)
         if (a->regions[i].payload_bytes > end)
             end = a->regions[i].payload_bytes;
     return end;
+}
+
+static struct cofi_region *insert_region(cof_arena *a, int at, const struct cofi_region *region)
+{
+    pthread_mutex_lock(&a->lock);
+    struct cofi_region *more = realloc(a->regions, (size_t)(a->n_regions + 1) * sizeof *more);
+    if (more) {
+        a->regions = more;
+        memmove(more + at + 1, more + at, (size_t)(a->n_regions - at) * sizeof *more);
+        more[at] = *region;
+        a->n_regions++;
+    } else {
+        COF_FAIL(COF_ERR_NOMEM, "arena: no memory");
+    }
+    pthread_mutex_unlock(&a->lock);
+    return more ? &more[at] : NULL;
 }
 
 /* The highest gap that holds `bytes` above all payloads; the new region, or NULL after a text. */
@@ -334,24 +354,18 @@ static struct cofi_region *place_region(cof_arena *a, size_t bytes, size_t paylo
                  a->data_bytes, a->data_bytes - lowest, bytes, floor);
         return NULL;
     }
-    struct cofi_region *more = realloc(a->regions, (size_t)(a->n_regions + 1) * sizeof *more);
-    if (!more) {
-        COF_FAIL(COF_ERR_NOMEM, "arena: no memory");
-        return NULL;
-    }
-    a->regions = more;
-    memmove(more + at + 1, more + at, (size_t)(a->n_regions - at) * sizeof *more);
-    a->n_regions++;
-    more[at] = (struct cofi_region){.offset = end - bytes, .bytes = bytes,
-                                    .payload_bytes = payload_bytes};
-    return &more[at];
+    const struct cofi_region region = {.offset = end - bytes, .bytes = bytes,
+                                       .payload_bytes = payload_bytes};
+    return insert_region(a, at, &region);
 }
 
 static void remove_region(cof_arena *a, struct cofi_region *region)
 {
+    pthread_mutex_lock(&a->lock);
     size_t after = (size_t)(a->regions + a->n_regions - (region + 1));
     memmove(region, region + 1, after * sizeof *region);
     a->n_regions--;
+    pthread_mutex_unlock(&a->lock);
 }
 
 static cof_status compare_bytes(cof_arena *a, size_t bytes)
@@ -443,7 +457,9 @@ cof_status cofi_arena_bind(cof_team *team, cof_arena *a, const struct cofi_bindi
         *b = (struct cofi_binding){.arena = a, .op = spec->op, .n_purposes = spec->n_purposes,
                                    .acks = spec->acks,
                                    .words_offset = a->data_offset + region->offset};
+        pthread_mutex_lock(&a->lock);
         region->binding = b;
+        pthread_mutex_unlock(&a->lock);
         begin_words(b);
         status = cof_team_barrier(team); /* nobody signals before all have begun */
     }
@@ -458,18 +474,25 @@ cof_status cofi_arena_bind(cof_team *team, cof_arena *a, const struct cofi_bindi
     return COF_OK;
 }
 
-void cofi_arena_unbind(struct cofi_binding *b)
+static void release_words(cof_arena *a, const struct cofi_binding *b)
 {
-    cof_arena *a = b->arena;
-    if (!a)
-        return;
+    pthread_mutex_lock(&a->lock);
     for (int i = 0; i < a->n_regions; i++)
         if (a->regions[i].binding == b) {
             a->regions[i].binding = NULL;
             a->regions[i].released = true;
         }
-    if (a->last == b) /* the next plan may lie in its place */
-        a->last = NULL;
+    pthread_mutex_unlock(&a->lock);
+}
+
+void cofi_arena_unbind(struct cofi_binding *b)
+{
+    cof_arena *a = b->arena;
+    if (!a)
+        return;
+    if (cofi_process_is_this(
+            &a->team->world->made_by)) /* in a child the lock may be held for ever */
+        release_words(a, b);
     if (a->is_private)
         cof_arena_destroy(a);
     b->arena = NULL;

@@ -10,9 +10,9 @@
  *
  *   payload of plans, one over the other | free | regions: words of plans, cof_arena_alloc
  *
- * Signal word, 64 bits: epoch (low 32) | digest (31) | poison (1); one per writer and purpose, on
- * its own 128-byte line, stored by its writer only. Epoch 0 is never used. Call.h says how plans
- * use them. A word of cof_signal holds a count of 63 bits instead.
+ * Signal word, 64 bits: epoch (low 32) | digest (31) | 0 (1, poison where kernels of a device publish
+ * it); one per writer and purpose, on its own 128-byte line, stored by its writer only. Epoch 0 is
+ * never used. call.h says how plans use them. A word of cof_signal holds a count instead.
  *
  * Poison: a rank whose wait fails writes its error text into its own control block and then a code
  * into the poison word of every rank, which every wait polls. It is never zero again.
@@ -22,6 +22,7 @@
 #ifndef COFI_ARENA_H
 #define COFI_ARENA_H
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -30,7 +31,6 @@
 #include "core/error.h"
 
 #define COFI_LINE 128
-#define COFI_POISON_BIT (UINT64_C(1) << 63)
 
 struct cofi_line {
     _Alignas(COFI_LINE) _Atomic uint64_t value;
@@ -79,12 +79,14 @@ struct cof_arena {
     size_t mapping_bytes;
     double run_timeout;
 
+    /* The host's, and read by the call that resets all words: under the lock. */
+    pthread_mutex_t lock;
     struct cofi_region *regions; /* from high to low offsets; alike on all ranks, but `released` */
     int n_regions;
 
     uint32_t first_epoch;
     _Atomic uint32_t epoch; /* of the call in progress, advanced in stream order; 0: none yet */
-    const struct cofi_binding *last; /* plan of the last call; in stream order */
+    _Atomic uint64_t last; /* plan of the last call: its ordinal + 1; in stream order */
 
     uint64_t *sent, *awaited; /* cof_signal, cof_wait: by word and peer; in stream order */
 

@@ -14,7 +14,7 @@ static bool is_there(const struct cofi_word *w, uint64_t value)
     switch (w->kind) {
     case COFI_READY: return epoch == (uint32_t)w->want;
     case COFI_ACK: return (int32_t)(epoch - (uint32_t)w->want) >= 0;
-    default: return (value & ~COFI_POISON_BIT) >= w->want;
+    default: return value >= w->want;
     }
 }
 
@@ -31,8 +31,7 @@ static uint64_t own_poison(const struct cofi_word *w)
 static bool word_ready(void *ctx)
 {
     const struct cofi_word *w = ctx;
-    uint64_t value = value_of(w);
-    return is_there(w, value) || value & COFI_POISON_BIT || own_poison(w) != 0 ||
+    return is_there(w, value_of(w)) || own_poison(w) != 0 ||
            atomic_load_explicit(&w->arena->team->abort, memory_order_acquire) != 0;
 }
 
@@ -139,7 +138,7 @@ static cof_status wait_failed(const struct cofi_word *w, cof_status status)
                  "%s: rank %d waited for rank %d: %s (waited %g s at most); wanted signal %llu, "
                  "saw %llu",
                  w->step, own, r, reason(status), a->run_timeout, (unsigned long long)w->want,
-                 (unsigned long long)(value & ~COFI_POISON_BIT));
+                 (unsigned long long)value);
     return cofi_arena_fail(a, status);
 }
 

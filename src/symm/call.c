@@ -105,6 +105,7 @@ static void reset_lines(cof_arena *a, size_t words_offset, int purpose, uint32_t
 static void reset_words(cof_arena *a, uint32_t before)
 {
     reset_lines(a, cofi_arena_words_offset(), COFI_END_ACK, before);
+    pthread_mutex_lock(&a->lock); /* once in 2^30 calls */
     for (int i = 0; i < a->n_regions; i++) {
         struct cofi_binding *b = a->regions[i].binding;
         for (int p = 0; b && p < b->n_purposes; p++)
@@ -112,6 +113,7 @@ static void reset_words(cof_arena *a, uint32_t before)
         if (b)
             memset(b->mark, 0, sizeof b->mark);
     }
+    pthread_mutex_unlock(&a->lock);
 }
 
 static cof_status meet_and_reset(struct cofi_binding *b, uint32_t before)
@@ -135,15 +137,14 @@ cof_status cofi_call_begin(struct cofi_binding *b, const struct cofi_call *call)
     COF_TRY(cofi_arena_look(a));
     uint32_t before = cofi_call_epoch(b);
     uint32_t epoch = before == 0 ? a->first_epoch : before == UINT32_MAX ? 1 : before + 1;
-    const struct cofi_binding *last = a->last;
-    a->last = b;
+    uint64_t last = atomic_exchange_explicit(&a->last, b->ordinal + 1, memory_order_relaxed);
     b->direction = call->direction;
     b->digest = digest_of(b, call);
     atomic_store_explicit(&a->epoch, epoch, memory_order_relaxed);
     record_call(b, call);
     if (before != 0 && must_reset(epoch))
         return meet_and_reset(b, before);
-    if (before != 0 && last != b && !COFI_FAULT(END_ACK_WAIT, a->rank))
+    if (before != 0 && last != b->ordinal + 1 && !COFI_FAULT(END_ACK_WAIT, a->rank))
         return wait_all(b, COFI_END_ACK, COFI_ACK, before, "last call of another plan ended");
     return COF_OK;
 }

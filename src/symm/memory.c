@@ -32,7 +32,8 @@ static bool memory_available(const char *root, uint64_t *bytes)
         found = sscanf(line, "MemAvailable: %" SCNu64 " kB", bytes) == 1;
     if (file)
         fclose(file);
-    *bytes *= found ? 1024 : 1;
+    if (found)
+        *bytes *= 1024;
     return found;
 }
 
