@@ -10,9 +10,10 @@
  *
  *   payload of plans, one over the other | free | regions: words of plans, cof_arena_alloc
  *
- * Signal word, 64 bits: epoch (low 32) | digest (31) | 0 (1, poison where kernels of a device publish
- * it); one per writer and purpose, on its own 128-byte line, stored by its writer only. Epoch 0 is
- * never used. call.h says how plans use them. A word of cof_signal holds a count instead.
+ * Signal word, 64 bits: epoch (low 32) | digest (31) | 0 (1, poison where kernels of a device
+ * publish it); one per writer and purpose, on its own 128-byte line, stored by its writer only.
+ * Epoch 0 is never used. call.h says how plans use them. A word of cof_signal holds a count
+ * instead.
  *
  * Poison: a rank whose wait fails writes its error text into its own control block and then a code
  * into the poison word of every rank, which every wait polls. It is never zero again.
