@@ -27,7 +27,7 @@ control() { # FAULT WANTED_EXIT(S) ARGUMENTS...
     fi
 }
 
-cases=('calls=two' --ranks '3,4')
+cases=('attention*calls=two' --ranks 4)
 control "" 0 "${cases[@]}"
 for step in KV_READY_WAIT STAGING_WAIT GRAD_READY_WAIT GRAD_SKIP_LAST; do
     control $step "1" "${cases[@]}"
