@@ -53,7 +53,8 @@ typedef enum cof_engine {
  *
  * With n_ranks = 0 rank, size and job come from the environment: the variables of `cofuse launch`
  * and `cofuse run`, of torchrun, Open MPI, PMI (MPICH, srun) or Slurm, the first that is there; a
- * world of one without any. The n-th world that a process makes so meets the n-th of the others.
+ * world of one without any. The n-th world that a process makes so meets the n-th of the others; a
+ * call that fails by an option or a variable of its own is not counted.
  *
  * With n_ranks >= 1 they are explicit: `rank` is this rank and `job` a text that is the same on all
  * ranks of this world and that no other world of the same user on this host uses at the same time.
@@ -62,7 +63,9 @@ typedef enum cof_engine {
  * rank's cof_world_create calls it exactly once, on the calling thread, to gather `bytes` bytes (64
  * today) of every rank into `dst`, in rank order; it returns 0, or a value that ends the call with
  * COF_ERR_SYSTEM. An MPI_Allgather, or the all-gather of any other runtime. While the callback
- * waits, no deadline of ours can act.
+ * waits, no deadline of ours can act: so a rank that has failed already, by an option or a variable
+ * that breaks its rule, calls it as well, and the others return COF_ERR_MISMATCH. It is not called
+ * where `size` is none or n_ranks is not 2 .. 32767.
  *
  * In every form all ranks are on one host, in one network namespace.
  */

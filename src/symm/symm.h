@@ -17,6 +17,8 @@
 
 struct cofi_engine_ops;
 
+#define COFI_JOB_BYTES 80 /* of a world's name, its end included */
+
 /* What ranks tell each other when they join: compared, or reduced to the common set. */
 struct cofi_hello {
     uint64_t magic, token; /* token: that it knows the job, not only the address */
@@ -38,7 +40,7 @@ struct cof_world {
     double init_timeout, run_timeout; /* seconds; <= 0: none */
     int n_threads;
     bool own_cores; /* ranks x threads <= cores: threads may spin, and be pinned */
-    char job[80];
+    char job[COFI_JOB_BYTES];
     int *socket;               /* by rank; -1 for this one */
     struct cofi_hello *hello;  /* by rank */
     _Atomic int *state;        /* by rank: enum cofi_peer_state */
