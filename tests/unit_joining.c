@@ -147,18 +147,84 @@ static void join_wrongly(int rank, int n_ranks, const char *job, void *arg)
     CHECK(c.meeting->n_calls[rank] == 1, "%d calls", c.meeting->n_calls[rank]);
 }
 
-/* A rank whose options break a rule is in the callback as the others are. */
-static void one_bad_option(int rank, int n_ranks, const char *job, void *arg)
+/* What rank 1 does wrong. */
+enum { BAD_ENGINE, RANK_BELOW, RANK_ABOVE, LATER_VERSION, NO_WORLD_OUT, N_BAD };
+
+static cof_status create_wrongly(cof_world_options *o, int bad)
 {
+    cof_world *w;
+    struct {
+        cof_world_options known;
+        uint64_t unknown;
+    } later = {.unknown = 1};
+    switch (bad) {
+    case BAD_ENGINE: o->engine = (cof_engine)9; break;
+    case RANK_BELOW: o->rank = -1; break;
+    case RANK_ABOVE: o->rank = o->n_ranks; break;
+    case NO_WORLD_OUT: return cof_world_create(o, NULL);
+    default:
+        later.known = *o;
+        later.known.size = sizeof later;
+        return cof_world_create(&later.known, &w);
+    }
+    return cof_world_create(o, &w);
+}
+
+/* A rank that breaks a rule is in the callback as the others are. */
+static void one_is_bad(int rank, int n_ranks, const char *job, void *arg)
+{
+    static const char *const wanted[N_BAD] = {"options.engine = 9", "options.rank = -1",
+                                              "options.rank = 3", "in a field that version",
+                                              "world_out: NULL"};
     (void)job;
     struct caller c = {arg, rank, n_ranks};
-    cof_world_options o = options(&c, rank == 1 ? (cof_engine)9 : COF_ENGINE_THREAD);
+    for (int bad = 0; bad < N_BAD; bad++) {
+        cof_world_options o = options(&c, COF_ENGINE_THREAD);
+        cof_world *w;
+        if (rank == 1)
+            CHECK_FAILS(create_wrongly(&o, bad), COF_ERR_INVALID, wanted[bad]);
+        else
+            CHECK_FAILS(cof_world_create(&o, &w), COF_ERR_MISMATCH,
+                        "rank 1 could not join (COF_ERR_INVALID)");
+        CHECK(c.meeting->n_calls[rank] == bad + 1, "%d calls", c.meeting->n_calls[rank]);
+    }
+}
+
+/* Exits with how many checks failed; the matrix product is chosen once in a process. */
+static void as_process_without_gemm(struct caller *c)
+{
+    cof_world_options o = options(c, COF_ENGINE_SHM);
     cof_world *w;
-    if (rank == 1)
-        CHECK_FAILS(cof_world_create(&o, &w), COF_ERR_INVALID, "options.engine = 9");
-    else
+    if (c->rank == 1) {
+        setenv("COFUSE_GEMM", "onednn", 1);
+        setenv("COFUSE_CPU_ISA", "scalar", 1);
+        CHECK_FAILS(cof_world_create(&o, &w), COF_ERR_UNSUPPORTED, "COFUSE_GEMM=onednn");
+    } else {
         CHECK_FAILS(cof_world_create(&o, &w), COF_ERR_MISMATCH,
-                    "rank 1 could not join (COF_ERR_INVALID)");
+                    "rank 1 could not join (COF_ERR_UNSUPPORTED)");
+    }
+    fflush(NULL);
+    _exit(test_n_failed);
+}
+
+static void test_one_without_gemm(void)
+{
+    struct meeting *m = meeting_new(2, NONE);
+    pid_t pid[2];
+    fflush(NULL);
+    for (int r = 0; r < 2; r++) {
+        pid[r] = fork();
+        if (pid[r] == 0) {
+            alarm(60); /* a rank that waits alone in the callback waits for ever */
+            as_process_without_gemm(&(struct caller){m, r, 2});
+        }
+    }
+    for (int r = 0; r < 2; r++) {
+        int end = -1;
+        waitpid(pid[r], &end, 0);
+        CHECK(end == 0 && m->n_calls[r] == 1, "rank %d: %d, %d calls", r, end, m->n_calls[r]);
+    }
+    meeting_free(m);
 }
 
 static void test_as_processes(void)
@@ -195,7 +261,7 @@ static void test_allgather(void)
         meeting_free(m);
     }
     m = meeting_new(3, NONE);
-    test_ranks(3, one_bad_option, m);
+    test_ranks(3, one_is_bad, m);
     meeting_free(m);
 }
 
@@ -315,6 +381,7 @@ static void test_late(void)
 int main(void)
 {
     test_as_processes(); /* processes first: no thread has been started yet */
+    test_one_without_gemm();
     test_allgather();
     test_options();
     test_ranks(2, past_strangers, NULL);

@@ -21,11 +21,13 @@
  *
  * fork. A child of a rank is no rank: it has no threads of Cofuse, and the sockets to the other
  * ranks are closed in it, so that it does not make a rank that dies seem alive. Every call there on
- * an object that was made before the fork (world, team, stream, plan) returns COF_ERR_INVALID;
- * those without a status (rank, size, names) go on answering. Destroying the child's copies is
- * allowed, returns at once and concerns no other process; it is not required: exec and exit do as
- * well. Symmetric memory that was mapped stays until the child calls exec or exits. A child may
- * make worlds of its own. All this is done by a handler of fork(), in place from the first world of
+ * an object that was made before the fork (world, team, arena, stream, plan) returns
+ * COF_ERR_INVALID; those without a status (rank, size, names) go on answering. Destroying the
+ * child's copies is allowed, returns at once and concerns no other process; it is not required:
+ * exec and exit do as well. Symmetric memory of the shm engine is not mapped in the child: a
+ * pointer of cof_arena_view that was taken before faults there. That of the thread engine is a
+ * copy, as all of the process's own memory, and stays until the child calls exec or exits; what is
+ * attached is as the caller mapped it. A child may make worlds of its own. All this is done by a handler of fork(), in place from the first world of
  * the process on: no other thread forks while that one is made. Children of vfork, posix_spawn and
  * clone must call exec, which closes everything.
  */
@@ -53,7 +55,8 @@ typedef enum cof_engine {
  *
  * With n_ranks = 0 rank, size and job come from the environment: the variables of `cofuse launch`
  * and `cofuse run`, of torchrun, Open MPI, PMI (MPICH, srun) or Slurm, the first that is there; a
- * world of one without any. The n-th world that a process makes so meets the n-th of the others.
+ * world of one without any. The n-th world that a process makes so meets the n-th of the others; a
+ * call that fails by an option or a variable of its own is not counted.
  *
  * With n_ranks >= 1 they are explicit: `rank` is this rank and `job` a text that is the same on all
  * ranks of this world and that no other world of the same user on this host uses at the same time.
@@ -62,7 +65,9 @@ typedef enum cof_engine {
  * rank's cof_world_create calls it exactly once, on the calling thread, to gather `bytes` bytes (64
  * today) of every rank into `dst`, in rank order; it returns 0, or a value that ends the call with
  * COF_ERR_SYSTEM. An MPI_Allgather, or the all-gather of any other runtime. While the callback
- * waits, no deadline of ours can act.
+ * waits, no deadline of ours can act: so a rank that has failed already, by an option or a variable
+ * that breaks its rule, calls it as well, and the others return COF_ERR_MISMATCH. It is not called
+ * where `size` is none or n_ranks is not 2 .. 32767.
  *
  * In every form all ranks are on one host, in one network namespace.
  */
@@ -103,7 +108,7 @@ COF_API cof_status cof_world_create(const cof_world_options *options, cof_world 
 
 /**
  * Leaves the world: local, never waits for other ranks. The caller has synchronised its own streams
- * and destroyed its plans and streams of this world. Teams made from it may be destroyed later:
+ * and destroyed its plans, arenas and streams of this world. Teams made from it may be destroyed later:
  * they keep the memory that they need, and calls on them return COF_ERR_INVALID. NULL is allowed.
  */
 COF_API void cof_world_destroy(cof_world *world);
@@ -121,8 +126,9 @@ COF_API cof_team *cof_world_team(cof_world *world);
 
 /**
  * Makes a team of `n` world ranks: ranks[i] becomes rank i of the team. Collective over the members
- * only; other ranks do not call. `tag` is any number that is the same on all members: it tells
- * creations apart in error texts. One exchange, no device memory.
+ * only; other ranks do not call. `tag` is any number that is the same on all members, and another
+ * one for each team of the same list that lives at the same time: members that mix two such teams
+ * up are told so by their tags alone. One exchange, no device memory.
  *
  * COF_ERR_INVALID   n < 1, a rank out of range or named twice, or the caller is not a member
  * COF_ERR_MISMATCH  members passed different lists or tags
@@ -149,7 +155,7 @@ COF_API cof_status cof_team_split(cof_team *team, int inner, cof_team **inner_ou
                                   cof_team **outer_out);
 
 /**
- * Lets go of a team: local, never blocks. Its plans must be destroyed before. Not for the team of
+ * Lets go of a team: local, never blocks. Its plans and arenas must be destroyed before. Not for the team of
  * cof_world_team. NULL is allowed.
  */
 COF_API void cof_team_destroy(cof_team *team);

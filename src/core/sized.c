@@ -12,7 +12,7 @@ cof_status cofi_sized_read(void *dst, size_t bytes, size_t first_bytes, const vo
     COF_FAIL_IF(!src, COF_ERR_INVALID, "%s: NULL", name);
     size_t given;
     memcpy(&given, src, sizeof given);
-    COF_FAIL_IF(given < first_bytes || given > 1 << 16, COF_ERR_INVALID,
+    COF_FAIL_IF(given < first_bytes || given > COFI_SIZED_MAX_BYTES, COF_ERR_INVALID,
                 "%s.size = %zu: wanted the size of the struct, %zu in version %s", name, given,
                 bytes, cof_version());
     for (size_t i = bytes; i < given; i++)

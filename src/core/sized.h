@@ -8,6 +8,8 @@
 
 #include "cofuse/status.h"
 
+#define COFI_SIZED_MAX_BYTES (1 << 16) /* what is more is no size */
+
 /* Copies a caller's struct into ours, `bytes` long, of which the first version had `first_bytes`
  * (COFI_SIZE_THROUGH its last field): a shorter one of an older caller is filled up with zeros (the
  * defaults), a longer one of a newer caller is taken when what we do not know in it is zero.

@@ -106,9 +106,8 @@ static cof_status compare_shapes(cof_team *team, const struct cofi_arena_spec *s
 {
     struct shape {
         uint64_t bytes, n_words, is_attached;
-    } own = {spec->bytes, (uint64_t)spec->n_words, spec->peers != NULL};
-    struct shape *all = calloc((size_t)team->n_ranks, sizeof *all);
-    COF_FAIL_IF(!all, COF_ERR_NOMEM, "arena: no memory");
+    } own = {spec->bytes, (uint64_t)spec->n_words, spec->peers != NULL}, *all = team->table;
+    _Static_assert(sizeof own <= sizeof(struct cofi_vote), "fits the team's table");
     cof_status status = cofi_team_exchange(team, "arena compare", &own, all, sizeof own);
     for (int i = 1; i < team->n_ranks && status == COF_OK; i++) {
         int r0 = team->world_rank[0], r = team->world_rank[i];
@@ -124,7 +123,6 @@ static cof_status compare_shapes(cof_team *team, const struct cofi_arena_spec *s
             status = COF_FAIL(COF_ERR_MISMATCH,
                               "arena: ranks %d and %d differ in whether they attach memory", r0, r);
     }
-    free(all);
     return status;
 }
 
@@ -151,12 +149,23 @@ static void publish(cof_arena *a)
     pthread_mutex_unlock(&team->world->lock);
 }
 
+static cof_status check_address_space(const cof_team *team, size_t bytes)
+{
+    COF_FAIL_IF(bytes > MAX_BYTES / (size_t)team->n_ranks, COF_ERR_INVALID,
+                "bytes = %zu: past the address space for %d ranks", bytes, team->n_ranks);
+    return COF_OK;
+}
+
 cof_status cofi_arena_open(cof_team *team, const struct cofi_arena_spec *spec, cof_status own,
                            cof_arena **arena_out)
 {
     cof_arena *a = NULL;
     *arena_out = NULL;
-    cof_status status = own == COF_OK ? allocate(team, spec, &a) : own;
+    cof_status status = own;
+    if (status == COF_OK && !spec->peers)
+        status = check_address_space(team, spec->bytes);
+    if (status == COF_OK)
+        status = allocate(team, spec, &a);
     status = cofi_team_agree(team, "arena create", status);
     if (status == COF_OK)
         status = compare_shapes(team, spec);
@@ -188,7 +197,8 @@ void cof_arena_destroy(cof_arena *a)
             break;
         }
     pthread_mutex_unlock(&a->team->world->lock);
-    if (cofi_process_is_this(&a->team->world->made_by)) /* a child of fork has nothing mapped */
+    /* A child of fork has no part in who lets go last, and of shared memory nothing to unmap. */
+    if (cofi_process_is_this(&a->team->world->made_by))
         a->ops->unmap(a);
     release(a);
 }
@@ -207,18 +217,15 @@ cof_status cof_arena_create(cof_team *team, size_t bytes, int n_words, cof_arena
     COF_FAIL_IF(!team, COF_ERR_INVALID, "team: NULL");
     COF_FAIL_IF(!arena_out, COF_ERR_INVALID, "arena_out: NULL");
     cof_status own = check_words(n_words, "n_words");
-    if (own == COF_OK && bytes > MAX_BYTES / (size_t)team->n_ranks)
-        own = COF_FAIL(COF_ERR_INVALID, "bytes = %zu: past the address space for %d ranks", bytes,
-                       team->n_ranks);
     return cofi_arena_open(team, &(struct cofi_arena_spec){.bytes = bytes, .n_words = n_words}, own,
                            arena_out);
 }
 
 size_t cof_arena_attach_bytes(const cof_team *team, size_t bytes, int n_words)
 {
-    return !team || n_words < 0
-               ? 0
-               : cofi_arena_front_bytes(team->n_ranks, n_words) + round_up(bytes, COFI_LINE);
+    if (!team || n_words < 0 || n_words > MAX_WORDS || bytes > MAX_BYTES)
+        return 0;
+    return cofi_arena_front_bytes(team->n_ranks, n_words) + round_up(bytes, COFI_LINE);
 }
 
 static cof_status check_peers(const cof_team *team, const cof_peers *p)
@@ -370,15 +377,13 @@ static void remove_region(cof_arena *a, struct cofi_region *region)
 
 static cof_status compare_bytes(cof_arena *a, size_t bytes)
 {
-    uint64_t own = bytes, *all = calloc((size_t)a->n_ranks, sizeof *all);
-    COF_FAIL_IF(!all, COF_ERR_NOMEM, "arena: no memory");
+    uint64_t own = bytes, *all = a->team->table;
     cof_status status = cofi_team_exchange(a->team, "arena alloc", &own, all, sizeof own);
     for (int i = 1; i < a->n_ranks && status == COF_OK; i++)
         if (all[i] != all[0])
             status = COF_FAIL(COF_ERR_MISMATCH, "bytes = %llu on rank %d, %llu on rank %d",
                               (unsigned long long)all[0], a->team->world_rank[0],
                               (unsigned long long)all[i], a->team->world_rank[i]);
-    free(all);
     return status;
 }
 

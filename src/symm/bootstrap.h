@@ -40,22 +40,20 @@ cof_status cofi_connect_to_rank0(cof_world *world, int64_t deadline);
 
 /* ---- bootstrap_allgather.c ---- */
 
-typedef int (*cofi_allgather_fn)(void *ctx, const void *src, void *dst, size_t bytes);
-
 /* What ranks exchange through the caller's all-gather. The size is for all versions. */
 struct cofi_record {
     uint64_t magic;
     uint32_t version;
     int32_t rank, n_ranks;
-    int32_t status;    /* this rank's own, of its other options */
+    int32_t status;    /* this rank's own, of what it did before */
     uint32_t user, unused;
     uint64_t boot, net; /* hashes of the boot id and of the network namespace: the host */
     uint8_t token[16]; /* random; rank 0's names the address */
 };
 
-/* Fills world->job. `own`: what this rank found in its other options, so that an error of one rank
- * becomes an error of all. */
-cof_status cofi_bootstrap_allgather(cof_world *world, cofi_allgather_fn allgather, void *ctx,
-                                    cof_status own);
+/* Calls options->allgather, whatever `own` is: what this rank found before, so that an error of one
+ * rank becomes an error of all. On success `job` names the world. */
+cof_status cofi_bootstrap_allgather(const cof_world_options *options, cof_status own,
+                                    char job[COFI_JOB_BYTES]);
 
 #endif

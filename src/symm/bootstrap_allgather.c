@@ -40,12 +40,13 @@ static uint64_t hash_net_namespace(void)
     return cofi_hash_u64(cofi_hash_u64(COFI_HASH_SEED, info.st_dev), info.st_ino);
 }
 
-static cof_status fill_record(const cof_world *w, cof_status own, struct cofi_record *record)
+static cof_status fill_record(const cof_world_options *o, cof_status own,
+                              struct cofi_record *record)
 {
     *record = (struct cofi_record){
         .magic = RECORD_MAGIC,
         .version = COF_VERSION_MAJOR << 16 | COF_VERSION_MINOR << 8 | COF_VERSION_PATCH,
-        .rank = w->rank, .n_ranks = w->n_ranks, .user = (uint32_t)getuid(),
+        .rank = o->rank, .n_ranks = o->n_ranks, .user = (uint32_t)getuid(),
         .boot = hash_boot_id(), .net = hash_net_namespace()};
     if (own == COF_OK &&
         getrandom(record->token, sizeof record->token, 0) != (ssize_t)sizeof record->token)
@@ -59,6 +60,9 @@ static cof_status check_record(const struct cofi_record *own, const struct cofi_
     const struct cofi_record *a = &all[0], *b = &all[r];
     COF_FAIL_IF(b->magic != RECORD_MAGIC, COF_ERR_MISMATCH,
                 "options.allgather: place %d holds no record of a rank", r);
+    COF_FAIL_IF(b->status != COF_OK, COF_ERR_MISMATCH,
+                "rank %d could not join (%s); its own error says why", r,
+                cof_status_name((cof_status)b->status));
     COF_FAIL_IF(b->rank != r, COF_ERR_MISMATCH,
                 "options.allgather: place %d holds the record of rank %d; wanted rank order", r,
                 b->rank);
@@ -73,37 +77,37 @@ static cof_status check_record(const struct cofi_record *own, const struct cofi_
                 r, b->boot != a->boot ? "on another host" : "in another network namespace");
     COF_FAIL_IF(b->user != a->user, COF_ERR_MISMATCH, "rank %d runs as user %u, rank 0 as %u", r,
                 b->user, a->user);
-    COF_FAIL_IF(b->status != COF_OK, COF_ERR_MISMATCH,
-                "rank %d could not join (%s); its own error says why", r,
-                cof_status_name((cof_status)b->status));
     return COF_OK;
 }
 
-static cof_status gather_records(cof_world *w, cofi_allgather_fn allgather, void *ctx,
-                                 cof_status own, struct cofi_record *all)
+static cof_status gather_records(const cof_world_options *o, cof_status own,
+                                 struct cofi_record *all)
 {
     struct cofi_record record;
     char text[COFI_ERROR_TEXT_BYTES];
-    own = fill_record(w, own, &record);
+    own = fill_record(o, own, &record);
     memcpy(text, cof_last_error(), sizeof text); /* the callback may call Cofuse */
-    int rc = allgather(ctx, &record, all, sizeof record);
+    int rc = o->allgather(o->allgather_ctx, &record, all, sizeof record);
     if (own != COF_OK)
         return cofi_fail_text(own, text);
     COF_FAIL_IF(rc != 0, COF_ERR_SYSTEM, "options.allgather returned %d; wanted 0", rc);
-    for (int r = 0; r < w->n_ranks; r++)
+    for (int r = 0; r < o->n_ranks; r++)
         COF_TRY(check_record(&record, all, r));
     return COF_OK;
 }
 
-cof_status cofi_bootstrap_allgather(cof_world *w, cofi_allgather_fn allgather, void *ctx,
-                                    cof_status own)
+cof_status cofi_bootstrap_allgather(const cof_world_options *o, cof_status own,
+                                    char job[COFI_JOB_BYTES])
 {
-    struct cofi_record *all = calloc((size_t)w->n_ranks, sizeof *all);
-    COF_FAIL_IF(!all, COF_ERR_NOMEM, "world of %d: no memory", w->n_ranks);
-    cof_status status = gather_records(w, allgather, ctx, own, all);
-    int n = snprintf(w->job, sizeof w->job, "allgather:");
-    for (int i = 0; i < (int)sizeof all[0].token; i++)
-        n += snprintf(w->job + n, sizeof w->job - (size_t)n, "%02x", all[0].token[i]);
+    /* For ranks without memory, which leave with that error: nobody reads what comes here. */
+    static struct cofi_record unread[INT16_MAX];
+    struct cofi_record *all = calloc((size_t)o->n_ranks, sizeof *all);
+    if (!all && own == COF_OK)
+        own = COF_FAIL(COF_ERR_NOMEM, "world of %d: no memory", o->n_ranks);
+    cof_status status = gather_records(o, own, all ? all : unread);
+    int n = snprintf(job, COFI_JOB_BYTES, "allgather:");
+    for (int i = 0; all && i < (int)sizeof all[0].token; i++)
+        n += snprintf(job + n, COFI_JOB_BYTES - (size_t)n, "%02x", all[0].token[i]);
     free(all);
     return status;
 }

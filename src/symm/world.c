@@ -21,22 +21,28 @@
 
 /* ---- options -------------------------------------------------------------------------------- */
 
-static cof_status identity_from_environment(cof_world *w)
+static cof_status identity_from_environment(cof_world *w, struct cofi_identity *id)
+{
+    COF_TRY(cofi_launcher_identity(id));
+    w->n_ranks = id->n_ranks;
+    w->rank = id->rank;
+    return COF_OK;
+}
+
+/* Last, when nothing breaks a rule any more: the number and the inherited sockets of a world that
+ * this rank refuses serve the one that it makes instead. */
+static cof_status number_world(cof_world *w, const struct cofi_identity *id)
 {
     static atomic_int n_worlds; /* of this process, made from the environment */
-    struct cofi_identity id;
-    COF_TRY(cofi_launcher_identity(&id));
-    w->n_ranks = id.n_ranks;
-    w->rank = id.rank;
-    if (id.n_ranks == 1)
+    if (id->n_ranks == 1)
         return COF_OK;
     int ordinal = atomic_fetch_add(&n_worlds, 1);
-    if (ordinal == 0 && id.has_sockets)
+    if (ordinal == 0 && id->has_sockets)
         return COF_OK; /* job stays "": the inherited sockets */
-    COF_FAIL_IF(!*id.job, COF_ERR_INVALID,
+    COF_FAIL_IF(!*id->job, COF_ERR_INVALID,
                 "variable COFUSE_FDS is for the first world of a process; this is world %d and "
                 "wants COFUSE_JOB, the same on all ranks", ordinal + 1);
-    snprintf(w->job, sizeof w->job, "%s#%d", id.job, ordinal);
+    snprintf(w->job, sizeof w->job, "%s#%d", id->job, ordinal);
     return COF_OK;
 }
 
@@ -76,17 +82,17 @@ static int allowed_cores(void)
 }
 
 /* All ranks are on this host, so its cores are theirs. */
-static cof_status choose_threads(cof_world *w, int wanted)
+static cof_status choose_threads(cof_world *w, int64_t wanted)
 {
     int cores = allowed_cores();
     if (wanted == 0)
-        wanted = (int)cofi_config_int(COFI_VAR_THREADS);
+        wanted = cofi_config_int(COFI_VAR_THREADS);
     if (wanted == 0)
         wanted = cores / w->n_ranks > 1 ? cores / w->n_ranks : 1;
-    COF_FAIL_IF(wanted < 1 || wanted > 256, COF_ERR_INVALID, "n_threads = %d: wanted 1 .. 256",
-                wanted);
-    w->n_threads = wanted;
-    w->own_cores = (int64_t)w->n_ranks * wanted <= cores;
+    COF_FAIL_IF(wanted < 1 || wanted > 256, COF_ERR_INVALID, "n_threads = %lld: wanted 1 .. 256",
+                (long long)wanted);
+    w->n_threads = (int)wanted;
+    w->own_cores = w->n_ranks * wanted <= cores;
     return COF_OK;
 }
 
@@ -107,20 +113,27 @@ static cof_status read_other_options(cof_world *w, const cof_world_options *o)
     return choose_threads(w, o->n_threads);
 }
 
-static cof_status read_options(cof_world *w, const cof_world_options *given)
+static cof_status read_options(cof_world *w, const cof_world_options *o)
 {
-    cof_world_options o = COF_WORLD_OPTIONS_INIT;
-    if (given)
-        COF_TRY(cofi_sized_read(&o, sizeof o, COFI_SIZE_THROUGH(cof_world_options, run_timeout),
-                                given, "options"));
-    COF_FAIL_IF(o.allgather && o.n_ranks == 0, COF_ERR_INVALID,
+    struct cofi_identity id = {.n_ranks = 1};
+    COF_FAIL_IF(o->allgather && o->n_ranks == 0, COF_ERR_INVALID,
                 "options.allgather with n_ranks = 0: wanted rank and n_ranks of the callback");
-    COF_TRY(o.n_ranks == 0 ? identity_from_environment(w) : identity_from_options(w, &o));
-    cof_status status = read_other_options(w, &o);
-    if (!o.allgather || w->n_ranks == 1)
-        return status;
-    /* Also with an error of its own: the others are in the callback already. */
-    return cofi_bootstrap_allgather(w, o.allgather, o.allgather_ctx, status);
+    COF_TRY(o->n_ranks == 0 ? identity_from_environment(w, &id) : identity_from_options(w, o));
+    COF_TRY(read_other_options(w, o));
+    return number_world(w, &id);
+}
+
+/* A caller of a later version, who sets what this one does not know, has a callback all the same:
+ * so the options are there also after an error. */
+static cof_status copy_options(const cof_world_options *given, cof_world_options *o)
+{
+    if (!given)
+        return COF_OK;
+    cof_status status = cofi_sized_read(
+        o, sizeof *o, COFI_SIZE_THROUGH(cof_world_options, run_timeout), given, "options");
+    if (status != COF_OK && given->size > sizeof *o && given->size <= COFI_SIZED_MAX_BYTES)
+        memcpy(o, given, sizeof *o);
+    return status;
 }
 
 /* ---- create and destroy --------------------------------------------------------------------- */
@@ -208,20 +221,42 @@ static cof_status join(cof_world *w)
     return cofi_team_agree(w->team, "world create", status);
 }
 
-cof_status cof_world_create(const cof_world_options *options, cof_world **world_out)
+/* All that can fail before this rank meets the others. */
+static cof_status prepare(const cof_world_options *o, cof_world **out)
 {
-    COF_FAIL_IF(!world_out, COF_ERR_INVALID, "world_out: NULL");
-    *world_out = NULL;
     COF_TRY(cofi_gemm_init());
-    cof_world *w = calloc(1, sizeof *w);
+    cof_world *w = *out = calloc(1, sizeof *w);
     COF_FAIL_IF(!w, COF_ERR_NOMEM, "world: no memory");
     pthread_mutex_init(&w->lock, NULL);
     w->n_holders = 1;
-    cof_status status = cofi_process_this(&w->made_by);
+    COF_TRY(cofi_process_this(&w->made_by));
+    COF_TRY(cofi_fork_add_world(w));
+    return read_options(w, o);
+}
+
+/* Also with an error of its own: the others are in the callback already. */
+static cof_status meet(const cof_world_options *o, cof_world *w, cof_status own)
+{
+    char job[COFI_JOB_BYTES] = "";
+    if (!o->allgather || o->n_ranks < 2 || o->n_ranks > INT16_MAX)
+        return own;
+    COF_TRY(cofi_bootstrap_allgather(o, own, job));
+    memcpy(w->job, job, sizeof job);
+    return COF_OK;
+}
+
+cof_status cof_world_create(const cof_world_options *options, cof_world **world_out)
+{
+    cof_world_options o = COF_WORLD_OPTIONS_INIT;
+    cof_world *w = NULL;
+    cof_status status = copy_options(options, &o);
+    if (!world_out)
+        status = COF_FAIL(COF_ERR_INVALID, "world_out: NULL");
+    else
+        *world_out = NULL;
     if (status == COF_OK)
-        status = cofi_fork_add_world(w);
-    if (status == COF_OK)
-        status = read_options(w, options);
+        status = prepare(&o, &w);
+    status = meet(&o, w, status);
     if (status == COF_OK)
         status = join(w);
     if (status != COF_OK) {
