@@ -123,6 +123,12 @@ echo 'attention S=8 H=1 Dqk=600' >"$scratch/shapes"
 expect "what the plan refuses" 2 'head_dim_qk = 600: wanted' \
     "$cofuse" bench --shapes "$scratch/shapes" --ranks 2
 
+# 256 x 10000 times do not fit the address space: a failure that is told, in the document too.
+expect "no shared memory" 3 '^FAIL grad_return .* no [0-9]+ bytes of shared memory' \
+    bash -c 'ulimit -v 60000; exec "$@"' - "$cofuse" bench transfer=pull --tiny --ranks 256 \
+    --repeat 10000 --json "$scratch/failed.json"
+expect "it is in the document" 0 '' grep -qE '"error": "no [0-9]+ bytes' "$scratch/failed.json"
+
 # A rank is killed while others wait for it; what was measured before is kept.
 export COFUSE_TEST_MARK=$$-$RANDOM
 victim() {
