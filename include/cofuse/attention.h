@@ -124,8 +124,9 @@ COF_API cof_status cof_attention_plan_create(cof_team *team, const cof_attention
  * Rows: lse is -inf and o is 0 for a row that sees no key; padding rows (PADDED) get the same.
  * NaN or infinite inputs spread to the rows that see them, and to no other.
  *
- * COF_ERR_INVALID     an argument breaks its rule; nothing was enqueued, outputs are untouched (the
- *                     other ranks wait for this one until their deadline)
+ * COF_ERR_INVALID     an argument breaks its rule, or a grad_return by section is unfinished on the
+ *                     arena; nothing was enqueued, outputs are untouched (the other ranks wait for
+ *                     this one until their deadline)
  * COF_ERR_BUSY        a queue stayed full until the deadline in the middle of the call: the plan
  *                     can only be destroyed, on all ranks
  * COF_ERR_POISONED, COF_ERR_TIMEOUT, COF_ERR_MISMATCH, COF_ERR_PEER_DEAD

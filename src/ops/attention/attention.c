@@ -451,6 +451,7 @@ static cof_status run(cof_plan *base, const cof_attention_args *args, cof_stream
     COF_TRY(cofi_team_status(base->team));
     if (cofi_arena_status(plan->binding.arena) != COF_OK)
         return cofi_fail_text(COF_ERR_POISONED, cof_last_error());
+    COF_TRY(cofi_call_allowed(&plan->binding));
     if (plan->params.n_rows == 0) { /* there is nothing to do on any rank */
         plan->n_empty++;
         return COF_OK;

@@ -431,6 +431,8 @@ cof_status cof_grad_return_run(cof_plan *base, const cof_grad_return_args *args,
     COF_TRY(cofi_team_status(base->team));
     if (plan->binding.arena && cofi_arena_status(plan->binding.arena) != COF_OK)
         return cofi_fail_text(COF_ERR_POISONED, cof_last_error());
+    if (plan->binding.arena)
+        COF_TRY(cofi_call_allowed(&plan->binding));
     if (plan->params.n_rows == 0) { /* there is nothing to do on any rank */
         plan->n_empty += call.last == plan->n_ranks;
         advance(plan, &call);
@@ -438,6 +440,8 @@ cof_status cof_grad_return_run(cof_plan *base, const cof_grad_return_args *args,
     }
     COF_TRY(cofi_stream_begin(base->team->world, stream, &s));
     cof_status status = cofi_gr_enqueue(plan, &call, s);
+    if (plan->binding.arena)
+        cofi_call_made(&plan->binding, call.last, plan->n_ranks);
     advance(plan, &call);
     return cofi_stream_end(base->team->world, stream, status);
 }
