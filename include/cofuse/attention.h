@@ -70,7 +70,7 @@ typedef struct cof_attention_params {
  *     q, o, dout (with Dv), dq   H heads;     k, v, dk, dv   Hkv heads;
  * o, dout, v, dv have head dim Dv, the others Dqk. lse is fp32 [B, H, S_local].
  * Strides: any, with a contiguous head dim and no overlap. Outputs must lie apart from each other
- * and from the inputs.
+ * and from the inputs; saved_kv is an output of forward and an input of backward.
  */
 typedef struct cof_attention_args {
     size_t size; /* sizeof(cof_attention_args) */

@@ -423,17 +423,19 @@ static cof_status read_call(const struct cofi_attention_plan *plan, const cof_at
     COF_TRY(read_lse(plan, a.lse, call));
     COF_TRY(read_saved(plan, a.saved_kv, call));
     struct named_tensor forward_in[] = {{"q", a.q}, {"k", a.k}, {"v", a.v}};
-    struct named_tensor forward_out[] = {{"o", a.o}, {"lse", a.lse}};
+    struct named_tensor forward_out[] = {{"o", a.o}, {"lse", a.lse}, {"saved_kv", a.saved_kv}};
+    int n_saved = a.saved_kv != NULL; /* forward stores it, backward reads it */
     if (!backward)
-        return check_apart(forward_out, 2, forward_in, 3);
+        return check_apart(forward_out, 2 + n_saved, forward_in, 3);
     COF_TRY(read_view(plan, a.dout, "dout", d->n_heads, d->dim_v, &call->dout));
     COF_TRY(read_view(plan, a.dq, "dq", d->n_heads, d->dim_qk, &call->dq));
     COF_TRY(read_view(plan, a.dk, "dk", d->n_kv_heads, d->dim_qk, &call->dk));
     COF_TRY(read_view(plan, a.dv, "dv", d->n_kv_heads, d->dim_v, &call->dv));
-    struct named_tensor inputs[] = {{"q", a.q}, {"k", a.k},     {"v", a.v},
-                                    {"o", a.o}, {"lse", a.lse}, {"dout", a.dout}};
+    struct named_tensor inputs[] = {{"q", a.q},     {"k", a.k},       {"v", a.v},
+                                    {"o", a.o},     {"lse", a.lse},   {"dout", a.dout},
+                                    {"saved_kv", a.saved_kv}};
     struct named_tensor outputs[] = {{"dq", a.dq}, {"dk", a.dk}, {"dv", a.dv}};
-    return check_apart(outputs, 3, inputs, 6);
+    return check_apart(outputs, 3, inputs, 6 + n_saved);
 }
 
 static cof_status run(cof_plan *base, const cof_attention_args *args, cof_stream stream,
