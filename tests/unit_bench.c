@@ -136,11 +136,11 @@ static void test_size_grad_return(void)
     const struct cofi_op_bench *bench = cofi_op_grad_return.bench;
     CHECK_OK(bench->size("grad_return S=8 Hkv=2 Dk=16 Dv=8 writers=causal", 2, &size));
     CHECK(size.n_directions == 1 && size.flops[0] == 0, "%d %g", size.n_directions, size.flops[0]);
-    CHECK(size.wire_bytes[0] == 3 * 2 * (16 + 8) * 2, "%g", size.wire_bytes[0]);
+    CHECK(size.wire_bytes[0] == 6 * 2 * (16 + 8) * 2, "%g", size.wire_bytes[0]);
     size_t row = 2 * (16 + 8) * 2;
     CHECK(size.set_bytes == (2 * 8 + 8) * row, "%zu", size.set_bytes);
     CHECK_OK(bench->size("grad_return S=8 Hkv=2 Dk=16 Dv=8 wire=f32 partial=f32", 2, &size));
-    CHECK(size.wire_bytes[0] == 4 * 2 * (16 + 8) * 4, "%g", size.wire_bytes[0]);
+    CHECK(size.wire_bytes[0] == 8 * 2 * (16 + 8) * 4, "%g", size.wire_bytes[0]);
     CHECK(size.set_bytes == (2 * 8 * 2 + 8) * row, "%zu", size.set_bytes);
     /* 7 rows in 4 chunks of 2: partials by section and outputs have padding */
     CHECK_OK(bench->size("grad_return S=7 Hkv=2 Dk=16 Dv=8 chunking=padded by=section", 2, &size));

@@ -175,7 +175,7 @@ static cof_status size_case(const char *line, int n_ranks, struct cofi_bench_siz
     *size_out = (struct cofi_bench_size){
         .n_directions = 1,
         .set_bytes = (in + out) * both,
-        .wire_bytes = {(double)sent_rows(&c, &layout) / n_ranks * (double)both *
+        .wire_bytes = {(double)sent_rows(&c, &layout) * (double)both *
                        (double)(c.params.wire_f32 ? sizeof(float) : element)},
     };
     return COF_OK;
