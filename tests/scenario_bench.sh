@@ -99,6 +99,7 @@ shape 'attention S=3 H=3 Dqk=8 schedule=fast' 'wanted one of default\|ring\|gath
 shape 'grad_return S=3 Dk=8' 'Hkv is missing'
 shape 'grad_return S=3 Hkv=1 Dk=8 H=1' 'word "H=1": wanted one of'
 shape 'grad_return S=3 Hkv=1 Dk=8 writers=table' 'wanted one of all\|causal'
+shape 'attention S=3 H=1 Dqk=8 wire=f16' 'wire = "f16": wanted'
 shape 'grad_return S=3 Hkv=1 Dk=8 dtype=f32 partial=bf16' 'partial = "bf16": wanted'
 
 # A describe line is a case, and the plan of this case has the same describe line.

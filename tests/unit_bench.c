@@ -150,6 +150,46 @@ static void test_size_grad_return(void)
     CHECK_FAILS(bench->size("grad_return S=8 Dk=4", 1, &size), COF_ERR_INVALID, "Hkv is missing");
 }
 
+/* wire and partial name dtype or f32, wherever they stand in the line. */
+static void test_types(void)
+{
+    static const struct {
+        const struct cofi_op *op;
+        const char *words; /* the last but those of the shape */
+        const char *error; /* NULL: legal */
+        size_t wire_element;
+    } cases[] = {
+        {&cofi_op_attention, "wire=f16", "wire = \"f16\": wanted dtype, f32 or", 0},
+        {&cofi_op_attention, "dtype=f32 wire=bf16", "the dtype of the case, f32", 0},
+        {&cofi_op_attention, "wire=bf16 dtype=f16", "wire = \"bf16\": wanted", 0},
+        {&cofi_op_attention, "dtype=f16 wire=f16", NULL, 2},
+        {&cofi_op_attention, "wire=dtype dtype=f16", NULL, 2},
+        {&cofi_op_attention, "dtype=f16 wire=f32", NULL, 4},
+        {&cofi_op_attention, "dtype=f32 wire=f32", NULL, 4},
+        {&cofi_op_grad_return, "dtype=f16", NULL, 2},
+        {&cofi_op_grad_return, "dtype=f16 wire=f16 partial=f16", NULL, 2},
+        {&cofi_op_grad_return, "dtype=f16 wire=f32 partial=dtype", NULL, 4},
+        {&cofi_op_grad_return, "wire=f16", "wire = \"f16\": wanted", 0},
+        {&cofi_op_grad_return, "partial=bf16 dtype=f16", "partial = \"bf16\": wanted", 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        bool is_attention = cases[i].op == &cofi_op_attention;
+        struct cofi_bench_size size;
+        char line[200];
+        snprintf(line, sizeof line, "%s %s S=8 %s", cases[i].op->name, cases[i].words,
+                 is_attention ? "H=1 Dqk=8" : "Hkv=1 Dk=8");
+        if (cases[i].error) {
+            CHECK_FAILS(cases[i].op->bench->size(line, 2, &size), COF_ERR_INVALID, cases[i].error);
+            continue;
+        }
+        CHECK_OK(cases[i].op->bench->size(line, 2, &size));
+        double element = strstr(line, "dtype=f32") ? 4 : 2, rows = 8 * 2 * 8; /* keys too */
+        double wanted = rows * (double)cases[i].wire_element + (is_attention ? rows * element : 0);
+        double seen = size.wire_bytes[is_attention];
+        CHECK(seen == wanted, "%s: %g, wanted %g", line, seen, wanted);
+    }
+}
+
 int main(void)
 {
     test_quantiles();
@@ -158,5 +198,6 @@ int main(void)
     test_size();
     test_size_saved();
     test_size_grad_return();
+    test_types();
     return test_done();
 }
