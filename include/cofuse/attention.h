@@ -129,9 +129,13 @@ COF_API cof_status cof_attention_plan_create(cof_team *team, const cof_attention
  *                     this one until their deadline)
  * COF_ERR_BUSY        a queue stayed full until the deadline in the middle of the call: the plan
  *                     can only be destroyed, on all ranks
- * COF_ERR_POISONED, COF_ERR_TIMEOUT, COF_ERR_MISMATCH, COF_ERR_PEER_DEAD
- *                     by this call with COF_STREAM_NOW, else by cof_stream_sync: outputs are
- *                     NaN, and the plan can only be destroyed
+ * COF_ERR_TIMEOUT, COF_ERR_MISMATCH, COF_ERR_PEER_DEAD
+ *                     by this call with COF_STREAM_NOW, else by cof_stream_sync: outputs of this
+ *                     call, and of those enqueued before its failure was known, are NaN; the plan
+ *                     can only be destroyed
+ * COF_ERR_POISONED, or what ended the team
+ *                     the failure of an earlier call, or of the team, was known: nothing was
+ *                     enqueued, outputs are untouched; the plan can only be destroyed
  */
 COF_API cof_status cof_attention_forward(cof_plan *plan, const cof_attention_args *args,
                                          cof_stream stream);

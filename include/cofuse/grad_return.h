@@ -145,9 +145,8 @@ COF_API cof_status cof_grad_return_plan_create(cof_team *team, const cof_grad_re
  *
  * COF_ERR_INVALID     an argument breaks its rule, or another plan has begun a whole by section on
  *                     the arena and not ended it; nothing was enqueued, outputs are untouched
- * COF_ERR_MISMATCH    (when the work runs) the ranks passed different writers
- * COF_ERR_BUSY, COF_ERR_POISONED, COF_ERR_TIMEOUT, COF_ERR_PEER_DEAD   as in cof_attention_forward;
- *                     outputs are NaN
+ * COF_ERR_MISMATCH    (when the work runs) the ranks passed different writers; outputs are NaN
+ * COF_ERR_BUSY, COF_ERR_POISONED, COF_ERR_TIMEOUT, COF_ERR_PEER_DEAD   as in cof_attention_forward
  */
 COF_API cof_status cof_grad_return_run(cof_plan *plan, const cof_grad_return_args *args,
                                        cof_stream stream);
