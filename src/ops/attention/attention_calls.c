@@ -227,6 +227,13 @@ static cof_status end(struct cofi_schedule *x, cofi_call_fn fn, const struct out
 {
     if (x->status != COF_OK)
         cofi_arena_fail(x->plan->binding.arena, x->status);
+    if (x->plan->n_ranks > 1) {
+        /* Not by _order, which a refusal ends: what C has got may write to the caller's saved_kv. */
+        cof_status joined = cofi_cpu_wait_event(x->s, x->c, cofi_cpu_stream_tail(x->c));
+        if (joined != COF_OK)
+            cofi_arena_fail(x->plan->binding.arena, joined);
+        x->status = x->status != COF_OK ? x->status : joined;
+    }
     cof_status status = cofi_cpu_enqueue(x->s, fn, a, sizeof *a, COFI_CALL_ALWAYS);
     return x->status != COF_OK ? x->status : status;
 }

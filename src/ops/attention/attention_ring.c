@@ -177,6 +177,4 @@ void cofi_ring_backward(struct cofi_schedule *x)
         cofi_schedule_put(x, x->c, cofi_attention_sum, &sum, sizeof sum);
     }
     put_section(x, section_backward, 0);
-    if (x->plan->n_ranks > 1)
-        cofi_schedule_order_all(x, x->s, x->c); /* all sums */
 }
