@@ -98,6 +98,25 @@ static void test_peers(int rank, int n_ranks, const char *job, void *arg)
     cof_world_destroy(w);
 }
 
+/* A writer would store where its owner does not look. */
+static void test_strides(int rank, int n_ranks, const char *job, void *arg)
+{
+    struct test_gr_memory *m = arg;
+    cof_world *w = test_world(rank, n_ranks, job, 20);
+    cof_grad_return_peers peers = m->peers;
+    cof_grad_return_params p = test_gr_peer_params(10, m);
+    cof_plan *plan;
+    p.peers = &peers;
+    peers.ready_stride = rank == 1 ? 8 : 0;
+    CHECK_FAILS(cof_grad_return_plan_create(cof_world_team(w), &p, NULL, &plan), COF_ERR_MISMATCH,
+                "ready_stride=4 | ready_stride=8");
+    peers.ready_stride = rank == 1 ? 4 : 0; /* which is 4 */
+    CHECK_OK(cof_grad_return_plan_create(cof_world_team(w), &p, NULL, &plan));
+    CHECK_OK(cof_team_barrier(cof_world_team(w)));
+    cof_plan_destroy(plan);
+    cof_world_destroy(w);
+}
+
 static void test_arena_with_peers(void)
 {
     struct test_gr_memory m;
@@ -422,6 +441,7 @@ int main(void)
     test_ranks(2, test_sections, NULL);
     test_ranks(3, test_sections_between, NULL);
     test_gr_memory_make(&m, 2, 4096);
+    test_ranks(2, test_strides, &m);
     test_ranks(2, test_section_epochs, &m);
     test_gr_memory_free(&m, 2);
     test_ranks(2, test_memory_of_two, NULL);

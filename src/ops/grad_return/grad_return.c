@@ -226,20 +226,27 @@ cof_status cof_grad_return_workspace(cof_team *team, const cof_grad_return_param
 
 /* ---- plan ----------------------------------------------------------------------------------- */
 
+static size_t ready_stride(const cof_grad_return_peers *peers)
+{
+    return peers->ready_stride ? peers->ready_stride : sizeof(uint32_t);
+}
+
 static void describe(struct cofi_grad_return_plan *plan, const cof_arena *arena)
 {
     const cof_grad_return_params *p = &plan->params;
-    char engine[40];
+    char engine[40], stride[40] = "";
     cofi_arena_name(plan->base.team, arena, engine, sizeof engine);
+    if (p->peers) /* of the caller's memory what ranks must agree on */
+        snprintf(stride, sizeof stride, " ready_stride=%zu", ready_stride(p->peers));
     snprintf(plan->base.describe, sizeof plan->base.describe,
              "grad_return dtype=%s partial=%s wire=%s B=%lld S=%lld Hkv=%lld Dk=%lld Dv=%lld "
-             "layout=%s chunking=%s transfer=%s by=%s P=%d engine=%s device=cpu isa=%s",
+             "layout=%s chunking=%s transfer=%s%s by=%s P=%d engine=%s device=cpu isa=%s",
              cof_dtype_name(p->dtype), p->partial_f32 ? "f32" : cof_dtype_name(p->dtype),
              p->wire_f32 ? "f32" : cof_dtype_name(p->dtype), (long long)p->n_batch,
              (long long)p->n_rows, (long long)p->n_heads, (long long)p->head_dim_k,
              (long long)p->head_dim_v, p->layout == COF_LAYOUT_ZIGZAG ? "zigzag" : "contiguous",
              p->chunking == COF_CHUNKING_BALANCED ? "balanced" : "padded", plan->transport->name,
-             p->by_section ? "section" : "whole", plan->n_ranks, engine, cofi_isa_name(cofi_isa()));
+             stride, p->by_section ? "section" : "whole", plan->n_ranks, engine, cofi_isa_name(cofi_isa()));
 }
 
 static void destroy(cof_plan *base)
@@ -259,7 +266,7 @@ static void keep_peers(struct cofi_grad_return_plan *plan)
         plan->peers.base[1][r] = p->dv[r];
         plan->peers.ready[r] = (char *)p->ready[r];
     }
-    plan->peers.ready_stride = p->ready_stride ? p->ready_stride : sizeof(uint32_t);
+    plan->peers.ready_stride = ready_stride(p);
 }
 
 static cof_status allocate_local(struct cofi_grad_return_plan *plan)
