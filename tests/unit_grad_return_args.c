@@ -98,6 +98,36 @@ static void test_peers(int rank, int n_ranks, const char *job, void *arg)
     cof_world_destroy(w);
 }
 
+/* Sizes that only fit without the padding of the other ranks' rows. */
+static void test_padded_sizes(int rank, int n_ranks, const char *job, void *arg)
+{
+    (void)arg;
+    cof_world *w = test_world(rank, n_ranks, job, 20);
+    cof_workspace_sizes sizes = COF_WORKSPACE_SIZES_INIT;
+    cof_grad_return_params p = test_gr_params(1);
+    cof_attention_params q = test_attention_params(1);
+    p.n_batch = INT64_C(1) << 40;
+    p.n_heads = 1;
+    p.head_dim_k = 65536;
+    p.chunking = COF_CHUNKING_PADDED;
+    p.transfer = COF_TRANSFER_PULL;
+    CHECK_FAILS(cof_grad_return_workspace(cof_world_team(w), &p, &sizes), COF_ERR_INVALID,
+                "with the rows of 16 ranks filled up to 2 each, is past the address space");
+    p.n_batch >>= 5;
+    CHECK_OK(cof_grad_return_workspace(cof_world_team(w), &p, &sizes));
+    CHECK(sizes.symmetric > (size_t)1 << 56, "%zu bytes", sizes.symmetric);
+    p.n_batch = p.n_heads = INT64_C(1) << 56; /* 2^128 with the head dim */
+    CHECK_FAILS(cof_grad_return_workspace(cof_world_team(w), &p, &sizes), COF_ERR_INVALID,
+                "past the address space");
+    q.n_batch = INT64_C(1) << 47;
+    q.n_heads = 1;
+    q.save_kv = 1;
+    CHECK_FAILS(cof_attention_workspace(cof_world_team(w), &q, &sizes), COF_ERR_INVALID,
+                "with the rows of 16 ranks filled up to 1 each, is past the address space");
+    CHECK_OK(cof_team_barrier(cof_world_team(w)));
+    cof_world_destroy(w);
+}
+
 /* A writer would store where its owner does not look. */
 static void test_strides(int rank, int n_ranks, const char *job, void *arg)
 {
@@ -438,6 +468,7 @@ int main(void)
     test_memory();
     cof_world_destroy(world);
     test_ranks(2, test_peers, NULL);
+    test_ranks(16, test_padded_sizes, NULL);
     test_ranks(2, test_sections, NULL);
     test_ranks(3, test_sections_between, NULL);
     test_gr_memory_make(&m, 2, 4096);

@@ -32,6 +32,48 @@ cof_status cofi_workspace_write(cof_workspace_sizes *sizes, const cof_workspace_
     return COF_OK;
 }
 
+/* ---- sizes ---------------------------------------------------------------------------------- */
+
+#define MAX_ELEMENTS (INT64_C(1) << 56)
+
+int64_t cofi_plan_max_rows(const cof_layout *layout)
+{
+    int64_t rows = 0;
+    for (int r = 0; r < layout->n_ranks; r++) {
+        int64_t n = cof_layout_local_rows(layout, r);
+        rows = n > rows ? n : rows;
+    }
+    return rows;
+}
+
+/* `*product` stays the smaller of it and of more than there may be. */
+static void multiply(int64_t *product, int64_t factor)
+{
+    __int128 x = (__int128)*product * factor;
+    *product = x > MAX_ELEMENTS ? MAX_ELEMENTS + 1 : (int64_t)x;
+}
+
+cof_status cofi_plan_check_size(const cof_layout *layout, int64_t n_batch, int64_t n_heads,
+                                int64_t head_dim)
+{
+    int64_t global = layout->n_rows, padded, row = n_batch;
+    multiply(&row, n_heads);
+    multiply(&row, head_dim);
+    multiply(&global, row);
+    COF_FAIL_IF(row > MAX_ELEMENTS || global > MAX_ELEMENTS, COF_ERR_INVALID,
+                "params: n_batch * n_rows * n_heads is past the address space");
+    padded = cofi_plan_max_rows(layout);
+    multiply(&padded, layout->n_ranks);
+    multiply(&padded, row);
+    COF_FAIL_IF(padded > MAX_ELEMENTS, COF_ERR_INVALID,
+                "params: n_batch * n_rows * n_heads, with the rows of %d ranks filled up to %lld "
+                "each, is past the address space",
+                layout->n_ranks, (long long)cofi_plan_max_rows(layout));
+    return COF_OK;
+}
+
+/* ---- agreement ------------------------------------------------------------------------------ */
+
 struct ballot {
     uint64_t hash;
     int64_t status;

@@ -17,7 +17,7 @@
 #include "symm/stream.h"
 
 #define MAX_HEAD_DIM 65536
-#define MAX_ELEMENTS (INT64_C(1) << 56)
+#define MAX_SIZE (INT64_C(1) << 56)
 
 /* ---- parameters ----------------------------------------------------------------------------- */
 
@@ -54,24 +54,27 @@ static cof_status check_choices(const cof_grad_return_params *p)
     return COF_OK;
 }
 
-static cof_status check_sizes(const cof_grad_return_params *p)
+static cof_layout layout_of(const cof_team *team, const cof_grad_return_params *p)
+{
+    return (cof_layout){p->layout, p->chunking, team->n_ranks, p->n_rows};
+}
+
+static cof_status check_sizes(const cof_team *team, const cof_grad_return_params *p)
 {
     const struct {
         const char *name;
         int64_t value, least, most;
-    } rules[] = {{"n_batch", p->n_batch, 1, MAX_ELEMENTS},
-                 {"n_rows", p->n_rows, 0, MAX_ELEMENTS},
-                 {"n_heads", p->n_heads, 1, MAX_ELEMENTS},
+    } rules[] = {{"n_batch", p->n_batch, 1, MAX_SIZE},
+                 {"n_rows", p->n_rows, 0, MAX_SIZE},
+                 {"n_heads", p->n_heads, 1, MAX_SIZE},
                  {"head_dim_k", p->head_dim_k, 1, MAX_HEAD_DIM},
                  {"head_dim_v", p->head_dim_v, 1, MAX_HEAD_DIM}};
     for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++)
         COF_FAIL_IF(rules[i].value < rules[i].least || rules[i].value > rules[i].most,
                     COF_ERR_INVALID, "params.%s = %lld: wanted %lld .. %lld", rules[i].name,
                     (long long)rules[i].value, (long long)rules[i].least, (long long)rules[i].most);
-    __int128 elements = (__int128)p->n_batch * p->n_heads * MAX_HEAD_DIM;
-    COF_FAIL_IF(elements > MAX_ELEMENTS || elements * p->n_rows > MAX_ELEMENTS, COF_ERR_INVALID,
-                "params: n_batch * n_rows * n_heads is past the address space");
-    return COF_OK;
+    cof_layout layout = layout_of(team, p);
+    return cofi_plan_check_size(&layout, p->n_batch, p->n_heads, MAX_HEAD_DIM);
 }
 
 static cof_status check_peers(const cof_team *team, const cof_grad_return_params *p)
@@ -95,7 +98,7 @@ static cof_status check_peers(const cof_team *team, const cof_grad_return_params
                     "params.peers: entry %d is dk %p, dv %p, ready %p: wanted addresses aligned to "
                     "4 bytes",
                     r, peers.dk[r], peers.dv[r], (void *)peers.ready[r]);
-    cof_layout layout = {p->layout, p->chunking, team->n_ranks, p->n_rows};
+    cof_layout layout = layout_of(team, p);
     int64_t rows = cof_layout_local_rows(&layout, 0);
     for (int r = 1; r < team->n_ranks; r++)
         COF_FAIL_IF(cof_layout_local_rows(&layout, r) != rows, COF_ERR_INVALID,
@@ -122,7 +125,7 @@ static cof_status read_params(const cof_team *team, const cof_grad_return_params
                             "params"));
     p->head_dim_v = p->head_dim_v ? p->head_dim_v : p->head_dim_k;
     COF_TRY(check_choices(p));
-    COF_TRY(check_sizes(p));
+    COF_TRY(check_sizes(team, p));
     return p->peers ? check_peers(team, p) : COF_OK;
 }
 
@@ -134,12 +137,9 @@ static void set_shape(struct cofi_grad_return_plan *plan, const cof_team *team,
     plan->params = *p;
     plan->rank = cof_team_rank(team);
     plan->n_ranks = cof_team_size(team);
-    plan->layout = (cof_layout){p->layout, p->chunking, plan->n_ranks, p->n_rows};
+    plan->layout = layout_of(team, p);
     plan->local_rows = cof_layout_local_rows(&plan->layout, plan->rank);
-    for (int r = 0; r < plan->n_ranks; r++) {
-        int64_t rows = cof_layout_local_rows(&plan->layout, r);
-        plan->max_rows = rows > plan->max_rows ? rows : plan->max_rows;
-    }
+    plan->max_rows = cofi_plan_max_rows(&plan->layout);
     plan->dim[0] = p->head_dim_k;
     plan->dim[1] = p->head_dim_v;
     plan->elem = cofi_elem_of(p->dtype);
