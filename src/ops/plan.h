@@ -31,7 +31,15 @@ cof_status cofi_plan_check_size(const cof_layout *layout, int64_t n_batch, int64
 
 /* Collective: compares the description over the ranks, by hash, and by words where that differs.
  * `own` is what this rank's validation found; a rank with an error takes part, so that the others
- * return COF_ERR_MISMATCH naming it instead of waiting. */
+ * return COF_ERR_MISMATCH (COF_ERR_NOMEM where it has that) naming it instead of waiting. */
 cof_status cofi_plan_agree(cof_team *team, const char *op, cof_status own, const char *describe);
+
+/* Collective like that where memory is refused: the others learn of it, in their cofi_plan_agree.
+ * `bytes` of the operator's struct, zero but for its begin. */
+cof_status cofi_plan_open(cof_team *team, const char *op, size_t bytes,
+                          void (*destroy)(cof_plan *plan), cof_plan **plan_out);
+
+/* The plan, or with a status that is not COF_OK NULL: then it is destroyed. Returns the status. */
+cof_status cofi_plan_finish(cof_plan *plan, cof_status status, cof_plan **plan_out);
 
 #endif

@@ -311,18 +311,10 @@ cof_status cof_attention_plan_create(cof_team *team, const cof_attention_params 
     COF_FAIL_IF(!team, COF_ERR_INVALID, "team: NULL");
     COF_FAIL_IF(!plan_out, COF_ERR_INVALID, "plan_out: NULL");
     *plan_out = NULL;
-    struct cofi_attention_plan *plan = calloc(1, sizeof *plan);
-    COF_FAIL_IF(!plan, COF_ERR_NOMEM, "attention plan: no memory");
-    plan->base = (struct cof_plan){.op = "attention", .destroy = destroy, .team = team};
-    cof_status status = build(plan, team, params, arena);
-    if (status != COF_OK) {
-        char text[COFI_ERROR_TEXT_BYTES];
-        memcpy(text, cof_last_error(), sizeof text);
-        destroy(&plan->base);
-        return cofi_fail_text(status, text);
-    }
-    *plan_out = &plan->base;
-    return COF_OK;
+    cof_plan *plan;
+    COF_TRY(cofi_plan_open(team, "attention", sizeof(struct cofi_attention_plan), destroy, &plan));
+    cof_status status = build((struct cofi_attention_plan *)plan, team, params, arena);
+    return cofi_plan_finish(plan, status, plan_out);
 }
 
 /* ---- calls ---------------------------------------------------------------------------------- */
