@@ -85,11 +85,25 @@ expect "--markdown alone" 2 'wanted --from' "$cofuse" bench --markdown
 expect "--from with a pattern" 2 'PATTERN' "$cofuse" bench --from "$json" attention
 expect "no such variant" 2 'no variant matches "nothing"' "$cofuse" bench nothing
 expect "--json into nowhere" 2 'nowhere/x' "$cofuse" bench --tiny --json "$scratch/nowhere/x"
+mkfifo "$scratch/fifo"
+expect "--json into a pipe" 2 'fifo: it exists and is not a regular file' \
+    "$cofuse" bench --tiny --json "$scratch/fifo"
+echo 'old' >"$scratch/behind"
+ln -s "$scratch/behind" "$scratch/link"
+expect "--json through a link" 0 '' "$cofuse" bench transfer=pull --tiny --ranks 1 \
+    --json "$scratch/link"
+expect "the link stays, its file is new" 0 '"schema"' \
+    bash -c '[ -L "$1/link" ] && cat "$1/behind"' - "$scratch"
+printf 'grad_return S=7 Hkv=1 Dk=8 # \xc3\xa9\n' >"$scratch/shapes"
+expect "text that is no UTF-8 in the command" 0 '' "$cofuse" bench --shapes "$scratch/shapes" \
+    --ranks 1 --processes 1 --repeat 1 --json "$scratch/bytes.json" 'S=7*' $'no\xffsuch' $'\xc3\xa9'
+expect "bad bytes are ?" 0 '' grep -qF $'S=7* no?such \xc3\xa9"' "$scratch/bytes.json"
 shape() { # TEXT WANTED
     printf '\n%s # comment\n' "$1" >"$scratch/shapes"
     expect "shape $1" 2 "line 2: .*$2" "$cofuse" bench --shapes "$scratch/shapes"
 }
 shape 'nobody S=3' 'wanted an operator'
+shape $'attention S=3 H=1 Dqk=8 name=\xff' 'wanted ASCII, found a byte 0xff'
 shape 'attention S=3' 'H is missing'
 shape 'attention S=3 H=3 Hkv=2 Dqk=8' 'a divisor of H = 3'
 shape 'attention S=3 H=3 Dqk=8 speed=9' 'speed=9'
