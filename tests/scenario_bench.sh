@@ -98,6 +98,11 @@ printf 'grad_return S=7 Hkv=1 Dk=8 # \xc3\xa9\n' >"$scratch/shapes"
 expect "text that is no UTF-8 in the command" 0 '' "$cofuse" bench --shapes "$scratch/shapes" \
     --ranks 1 --processes 1 --repeat 1 --json "$scratch/bytes.json" 'S=7*' $'no\xffsuch' $'\xc3\xa9'
 expect "bad bytes are ?" 0 '' grep -qF $'S=7* no?such \xc3\xa9"' "$scratch/bytes.json"
+expect "COFUSE_PIN=no" 0 'pin=no .*staged=no' env COFUSE_PIN=no "$cofuse" bench --tiny --list
+expect "--pin beats it" 0 'pin=auto .*staged=no' env COFUSE_PIN=no "$cofuse" bench --tiny \
+    --pin yes --list
+expect "COFUSE_FORCE_STAGED=1" 0 'ranks=2 .*pin=auto .*staged=yes' \
+    env COFUSE_FORCE_STAGED=1 "$cofuse" bench --tiny --list
 shape() { # TEXT WANTED
     printf '\n%s # comment\n' "$1" >"$scratch/shapes"
     expect "shape $1" 2 "line 2: .*$2" "$cofuse" bench --shapes "$scratch/shapes"
