@@ -47,16 +47,6 @@ void cofi_gather_backward(struct cofi_schedule *x);
 
 /* ---- transfers ------------------------------------------------------------------------------ */
 
-static inline int cofi_ring_owner(const struct cofi_attention_plan *plan, int step)
-{
-    return (plan->rank - step + plan->n_ranks) % plan->n_ranks;
-}
-
-static inline int cofi_ring_writer(const struct cofi_attention_plan *plan, int step)
-{
-    return (plan->rank + step) % plan->n_ranks;
-}
-
 /* `data` seen as rows of [B][Hkv][dim]. */
 struct cofi_attention_view cofi_attention_rows(const struct cofi_attention_plan *plan, void *data,
                                                int is_v);
