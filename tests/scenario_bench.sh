@@ -85,11 +85,30 @@ expect "--markdown alone" 2 'wanted --from' "$cofuse" bench --markdown
 expect "--from with a pattern" 2 'PATTERN' "$cofuse" bench --from "$json" attention
 expect "no such variant" 2 'no variant matches "nothing"' "$cofuse" bench nothing
 expect "--json into nowhere" 2 'nowhere/x' "$cofuse" bench --tiny --json "$scratch/nowhere/x"
+mkfifo "$scratch/fifo"
+expect "--json into a pipe" 2 'fifo: it exists and is not a regular file' \
+    "$cofuse" bench --tiny --json "$scratch/fifo"
+echo 'old' >"$scratch/behind"
+ln -s "$scratch/behind" "$scratch/link"
+expect "--json through a link" 0 '' "$cofuse" bench transfer=pull --tiny --ranks 1 \
+    --json "$scratch/link"
+expect "the link stays, its file is new" 0 '"schema"' \
+    bash -c '[ -L "$1/link" ] && cat "$1/behind"' - "$scratch"
+printf 'grad_return S=7 Hkv=1 Dk=8 # \xc3\xa9\n' >"$scratch/shapes"
+expect "text that is no UTF-8 in the command" 0 '' "$cofuse" bench --shapes "$scratch/shapes" \
+    --ranks 1 --processes 1 --repeat 1 --json "$scratch/bytes.json" 'S=7*' $'no\xffsuch' $'\xc3\xa9'
+expect "bad bytes are ?" 0 '' grep -qF $'S=7* no?such \xc3\xa9"' "$scratch/bytes.json"
+expect "COFUSE_PIN=no" 0 'pin=no .*staged=no' env COFUSE_PIN=no "$cofuse" bench --tiny --list
+expect "--pin beats it" 0 'pin=auto .*staged=no' env COFUSE_PIN=no "$cofuse" bench --tiny \
+    --pin yes --list
+expect "COFUSE_FORCE_STAGED=1" 0 'ranks=2 .*pin=auto .*staged=yes' \
+    env COFUSE_FORCE_STAGED=1 "$cofuse" bench --tiny --list
 shape() { # TEXT WANTED
     printf '\n%s # comment\n' "$1" >"$scratch/shapes"
     expect "shape $1" 2 "line 2: .*$2" "$cofuse" bench --shapes "$scratch/shapes"
 }
 shape 'nobody S=3' 'wanted an operator'
+shape $'attention S=3 H=1 Dqk=8 name=\xff' 'wanted ASCII, found a byte 0xff'
 shape 'attention S=3' 'H is missing'
 shape 'attention S=3 H=3 Hkv=2 Dqk=8' 'a divisor of H = 3'
 shape 'attention S=3 H=3 Dqk=8 speed=9' 'speed=9'
@@ -99,6 +118,7 @@ shape 'attention S=3 H=3 Dqk=8 schedule=fast' 'wanted one of default\|ring\|gath
 shape 'grad_return S=3 Dk=8' 'Hkv is missing'
 shape 'grad_return S=3 Hkv=1 Dk=8 H=1' 'word "H=1": wanted one of'
 shape 'grad_return S=3 Hkv=1 Dk=8 writers=table' 'wanted one of all\|causal'
+shape 'attention S=3 H=1 Dqk=8 wire=f16' 'wire = "f16": wanted'
 shape 'grad_return S=3 Hkv=1 Dk=8 dtype=f32 partial=bf16' 'partial = "bf16": wanted'
 
 # A describe line is a case, and the plan of this case has the same describe line.
@@ -122,6 +142,12 @@ done
 echo 'attention S=8 H=1 Dqk=600' >"$scratch/shapes"
 expect "what the plan refuses" 2 'head_dim_qk = 600: wanted' \
     "$cofuse" bench --shapes "$scratch/shapes" --ranks 2
+
+# 256 x 10000 times do not fit the address space: a failure that is told, in the document too.
+expect "no shared memory" 3 '^FAIL grad_return .* no [0-9]+ bytes of shared memory' \
+    bash -c 'ulimit -v 60000; exec "$@"' - "$cofuse" bench transfer=pull --tiny --ranks 256 \
+    --repeat 10000 --json "$scratch/failed.json"
+expect "it is in the document" 0 '' grep -qE '"error": "no [0-9]+ bytes' "$scratch/failed.json"
 
 # A rank is killed while others wait for it; what was measured before is kept.
 export COFUSE_TEST_MARK=$$-$RANDOM

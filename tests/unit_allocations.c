@@ -2,11 +2,16 @@
  * SPDX-License-Identifier: Apache-2.0 */
 /* Running a plan allocates nothing and reads no environment: the program is linked with malloc and
  * its kin, getenv and pthread_mutex_lock wrapped for Cofuse's own objects (a GEMM library has its
- * own heap calls, which do not count), and no call may be seen between enqueue and sync. */
+ * own heap calls, which do not count), and no call may be seen between enqueue and sync. Making one
+ * with a rank out of memory fails on all ranks. */
+#include <stdbool.h>
+
 #include "test.h"
 
 static atomic_int counting, n_calls;
 static const char *volatile last_call = "";
+
+static _Thread_local bool refuse_next; /* the next calloc of this thread */
 
 static void count(const char *name)
 {
@@ -41,6 +46,10 @@ void *__wrap_malloc(size_t bytes)
 void *__wrap_calloc(size_t n, size_t bytes)
 {
     count("calloc");
+    if (refuse_next) {
+        refuse_next = false;
+        return NULL;
+    }
     return __real_calloc(n, bytes);
 }
 
@@ -107,8 +116,39 @@ static void run_plan(int rank, int n_ranks, const char *job, void *arg)
     test_attention_free(&t);
 }
 
+/* A rank without memory for a plan tells the others, and the team goes on. The deadline of a silent
+ * rank is 20 s. */
+static void refused(int rank, int n_ranks, const char *job, void *arg)
+{
+    (void)arg;
+    cof_world *w = test_world(rank, n_ranks, job, 20);
+    cof_team *team = cof_world_team(w);
+    cof_attention_params p = test_attention_params(30);
+    cof_grad_return_params q = COF_GRAD_RETURN_PARAMS_INIT;
+    const char *text = rank == 1 ? "plan: no memory" : "rank 1 could not make it";
+    q.dtype = COF_F32;
+    q.n_batch = q.n_rows = q.n_heads = q.head_dim_k = 8;
+    for (int i = 0; i < 2; i++) {
+        cof_plan *plan[2] = {NULL, NULL};
+        refuse_next = i == 0 && rank == 1;
+        cof_status status = cof_attention_plan_create(team, &p, NULL, &plan[0]);
+        CHECK(status == (i ? COF_OK : COF_ERR_NOMEM) && (i || strstr(cof_last_error(), text)),
+              "%s %s", cof_status_name(status), cof_last_error());
+        refuse_next = i == 0 && rank == 1;
+        status = cof_grad_return_plan_create(team, &q, NULL, &plan[1]);
+        CHECK(status == (i ? COF_OK : COF_ERR_NOMEM) && (i || strstr(cof_last_error(), text)),
+              "%s %s", cof_status_name(status), cof_last_error());
+        CHECK(!plan[0] == !i && !plan[1] == !i, "a plan came out, or none");
+        CHECK_OK(cof_team_barrier(team));
+        cof_plan_destroy(plan[0]);
+        cof_plan_destroy(plan[1]);
+    }
+    cof_world_destroy(w);
+}
+
 int main(void)
 {
+    test_ranks(3, refused, NULL);
     for (int n_ranks = 1; n_ranks <= 3; n_ranks++)
         for (int bf16 = 0; bf16 < 2; bf16++) {
             pthread_barrier_init(&meet, NULL, (unsigned)n_ranks);

@@ -2,6 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0 */
 /* Bad parameters and tensors of attention: each is refused with a text that names the argument, its
  * value and the rule, and leaves outputs as they were. */
+#include <stdbool.h>
+
 #include "test.h"
 
 static cof_team *team;
@@ -113,6 +115,50 @@ static void test_tensors(void)
     cof_plan_destroy(plan);
 }
 
+/* saved_kv is written by forward and read by backward: apart from what else is there. */
+static void test_saved(void)
+{
+    cof_attention_params p = test_attention_params(10);
+    cof_plan *plan;
+    struct test_attention t;
+    cof_shape shape = {{1024}};
+    p.save_kv = 1;
+    CHECK_OK(cof_attention_plan_create(team, &p, NULL, &plan));
+    test_attention_make(&t, &p, 0, 1, 1);
+    cof_tensor saved = t.q;
+    saved.dtype = COF_U8;
+    saved.ndim = 1;
+    saved.shape = shape.dim;
+    saved.data = aligned_alloc(128, 4096);
+    t.args.saved_kv = &saved;
+    const struct {
+        const char *name;
+        cof_tensor *tensor;
+        bool is_forward, is_backward; /* refused there */
+    } others[] = {{"q", &t.q, true, false},     {"k", &t.k, true, false},
+                  {"v", &t.v, true, false},     {"o", &t.o, true, false},
+                  {"lse", &t.lse, true, false}, {"dq", &t.dq, false, true},
+                  {"dk", &t.dk, false, true},   {"dv", &t.dv, false, true}};
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
+        void *data = others[i].tensor->data;
+        others[i].tensor->data = (char *)saved.data + 512;
+        for (int backward = 0; backward < 2; backward++) {
+            cof_status status = backward
+                                    ? cof_attention_backward(plan, &t.args, COF_STREAM_NOW)
+                                    : cof_attention_forward(plan, &t.args, COF_STREAM_NOW);
+            bool refused = backward ? others[i].is_backward : others[i].is_forward;
+            CHECK(status == (refused ? COF_ERR_INVALID : COF_OK) &&
+                      (!refused || strstr(cof_last_error(), "saved_kv")),
+                  "%s in %s: %s", others[i].name, backward ? "backward" : "forward",
+                  cof_status_name(status));
+        }
+        others[i].tensor->data = data;
+    }
+    free(saved.data);
+    test_attention_free(&t);
+    cof_plan_destroy(plan);
+}
+
 static void test_forward_only(void)
 {
     cof_attention_params p = test_attention_params(10);
@@ -151,6 +197,7 @@ int main(void)
     team = cof_world_team(world);
     test_params();
     test_tensors();
+    test_saved();
     test_forward_only();
     test_memory();
     cof_world_destroy(world);

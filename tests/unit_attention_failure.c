@@ -63,8 +63,13 @@ static void look_after(struct fixture *f)
 {
     cof_status status = cof_attention_forward(f->plan, &f->t.args, COF_STREAM_NOW);
     CHECK(status != COF_OK, "a call on a failed plan passed"); /* a late rank learns of it here */
+    size_t bytes = (size_t)(f->t.rows * f->t.params.n_heads * f->t.params.head_dim_qk) *
+                   sizeof(float);
+    memset(f->t.o.data, 0x5a, bytes);
     status = cof_attention_forward(f->plan, &f->t.args, COF_STREAM_NOW);
     CHECK(status == COF_ERR_POISONED, "%s: %s", cof_status_name(status), cof_last_error());
+    for (size_t i = 0; i < bytes; i++)
+        CHECK(((unsigned char *)f->t.o.data)[i] == 0x5a, "a refused call touched o at %zu", i);
     CHECK(cof_team_query(cof_world_team(f->world)) != COF_OK, "the team knows of nothing");
     cof_plan_destroy(f->plan);
     CHECK_OK(cof_team_query(cof_world_team(f->world)));

@@ -136,11 +136,11 @@ static void test_size_grad_return(void)
     const struct cofi_op_bench *bench = cofi_op_grad_return.bench;
     CHECK_OK(bench->size("grad_return S=8 Hkv=2 Dk=16 Dv=8 writers=causal", 2, &size));
     CHECK(size.n_directions == 1 && size.flops[0] == 0, "%d %g", size.n_directions, size.flops[0]);
-    CHECK(size.wire_bytes[0] == 3 * 2 * (16 + 8) * 2, "%g", size.wire_bytes[0]);
+    CHECK(size.wire_bytes[0] == 6 * 2 * (16 + 8) * 2, "%g", size.wire_bytes[0]);
     size_t row = 2 * (16 + 8) * 2;
     CHECK(size.set_bytes == (2 * 8 + 8) * row, "%zu", size.set_bytes);
     CHECK_OK(bench->size("grad_return S=8 Hkv=2 Dk=16 Dv=8 wire=f32 partial=f32", 2, &size));
-    CHECK(size.wire_bytes[0] == 4 * 2 * (16 + 8) * 4, "%g", size.wire_bytes[0]);
+    CHECK(size.wire_bytes[0] == 8 * 2 * (16 + 8) * 4, "%g", size.wire_bytes[0]);
     CHECK(size.set_bytes == (2 * 8 * 2 + 8) * row, "%zu", size.set_bytes);
     /* 7 rows in 4 chunks of 2: partials by section and outputs have padding */
     CHECK_OK(bench->size("grad_return S=7 Hkv=2 Dk=16 Dv=8 chunking=padded by=section", 2, &size));
@@ -148,6 +148,46 @@ static void test_size_grad_return(void)
     CHECK_OK(bench->size("grad_return S=8 Hkv=2 Dk=16", 1, &size));
     CHECK(size.wire_bytes[0] == 0, "%g", size.wire_bytes[0]);
     CHECK_FAILS(bench->size("grad_return S=8 Dk=4", 1, &size), COF_ERR_INVALID, "Hkv is missing");
+}
+
+/* wire and partial name dtype or f32, wherever they stand in the line. */
+static void test_types(void)
+{
+    static const struct {
+        const struct cofi_op *op;
+        const char *words; /* the last but those of the shape */
+        const char *error; /* NULL: legal */
+        size_t wire_element;
+    } cases[] = {
+        {&cofi_op_attention, "wire=f16", "wire = \"f16\": wanted dtype, f32 or", 0},
+        {&cofi_op_attention, "dtype=f32 wire=bf16", "the dtype of the case, f32", 0},
+        {&cofi_op_attention, "wire=bf16 dtype=f16", "wire = \"bf16\": wanted", 0},
+        {&cofi_op_attention, "dtype=f16 wire=f16", NULL, 2},
+        {&cofi_op_attention, "wire=dtype dtype=f16", NULL, 2},
+        {&cofi_op_attention, "dtype=f16 wire=f32", NULL, 4},
+        {&cofi_op_attention, "dtype=f32 wire=f32", NULL, 4},
+        {&cofi_op_grad_return, "dtype=f16", NULL, 2},
+        {&cofi_op_grad_return, "dtype=f16 wire=f16 partial=f16", NULL, 2},
+        {&cofi_op_grad_return, "dtype=f16 wire=f32 partial=dtype", NULL, 4},
+        {&cofi_op_grad_return, "wire=f16", "wire = \"f16\": wanted", 0},
+        {&cofi_op_grad_return, "partial=bf16 dtype=f16", "partial = \"bf16\": wanted", 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        bool is_attention = cases[i].op == &cofi_op_attention;
+        struct cofi_bench_size size;
+        char line[200];
+        snprintf(line, sizeof line, "%s %s S=8 %s", cases[i].op->name, cases[i].words,
+                 is_attention ? "H=1 Dqk=8" : "Hkv=1 Dk=8");
+        if (cases[i].error) {
+            CHECK_FAILS(cases[i].op->bench->size(line, 2, &size), COF_ERR_INVALID, cases[i].error);
+            continue;
+        }
+        CHECK_OK(cases[i].op->bench->size(line, 2, &size));
+        double element = strstr(line, "dtype=f32") ? 4 : 2, rows = 8 * 2 * 8; /* keys too */
+        double wanted = rows * (double)cases[i].wire_element + (is_attention ? rows * element : 0);
+        double seen = size.wire_bytes[is_attention];
+        CHECK(seen == wanted, "%s: %g, wanted %g", line, seen, wanted);
+    }
 }
 
 int main(void)
@@ -158,5 +198,6 @@ int main(void)
     test_size();
     test_size_saved();
     test_size_grad_return();
+    test_types();
     return test_done();
 }

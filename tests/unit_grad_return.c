@@ -224,13 +224,15 @@ static void several_plans(int rank, int n_ranks, const char *job, void *arg)
         CHECK_OK(cof_grad_return_plan_create(team, &p, NULL, &plan[i]));
     }
     for (int round = 0; round < 5; round++) {
-        for (int i = 0; i < 3; i++)
+        for (int i = 0; i < 3; i++) {
+            test_gr_poison(&t[i]);
             CHECK_OK(test_gr_run(plan[i], &t[i], stream[i % 2]));
+        }
+        for (int i = 0; i < 2; i++)
+            CHECK_OK(cof_stream_sync(stream[i]));
+        for (int i = 0; i < 3; i++)
+            check_sums(&t[i], "plan", i);
     }
-    for (int i = 0; i < 2; i++)
-        CHECK_OK(cof_stream_sync(stream[i]));
-    for (int i = 0; i < 3; i++)
-        check_sums(&t[i], "plan", i);
     CHECK_OK(cof_team_barrier(team));
     for (int i = 0; i < 2; i++)
         cof_stream_destroy(stream[i]);
@@ -241,7 +243,8 @@ static void several_plans(int rank, int n_ranks, const char *job, void *arg)
     cof_world_destroy(w);
 }
 
-/* Rows of nobody: nothing happens, and calls with rows go on beside them. */
+/* Rows of nobody: nothing happens but that arguments are looked at, and the epoch of the caller's
+ * memory counts on. */
 static void no_rows(int rank, int n_ranks, const char *job, void *arg)
 {
     const struct way *way = arg;
@@ -325,23 +328,31 @@ static void one_rank(int rank, int n_ranks, const char *job, void *arg)
 
 /* ---- one arena ---- */
 
+enum { N_SHARED = 3, ATTACHED = 1 << 18 };
+
 struct setting {
     struct way way;
     uint32_t first_epoch;
+    bool attach;
+    void *block[N_SHARED]; /* of the caller's memory, to attach */
 };
 
 static cof_arena *make_arena(cof_team *team, const cof_grad_return_params *p,
-                             const cof_attention_params *q, uint32_t first_epoch)
+                             const cof_attention_params *q, const struct setting *s)
 {
     cof_workspace_sizes a = COF_WORKSPACE_SIZES_INIT, b = a;
     cof_arena *arena = NULL;
     CHECK_OK(cof_grad_return_workspace(team, p, &a));
     CHECK_OK(cof_attention_workspace(team, q, &b));
     size_t largest = a.symmetric > b.symmetric ? a.symmetric : b.symmetric;
-    CHECK_OK(cofi_arena_open(
-        team,
-        &(struct cofi_arena_spec){.bytes = largest + a.words + b.words, .first_epoch = first_epoch},
-        COF_OK, &arena));
+    struct cofi_arena_spec spec = {.bytes = largest + a.words + b.words,
+                                   .first_epoch = s->first_epoch};
+    if (s->attach) {
+        spec.bytes = cof_arena_attach_bytes(team, spec.bytes, 0);
+        spec.peers = s->block;
+        CHECK(spec.bytes <= ATTACHED, "%zu bytes", spec.bytes);
+    }
+    CHECK_OK(cofi_arena_open(team, &spec, COF_OK, &arena));
     return arena;
 }
 
@@ -370,8 +381,10 @@ static void shared(int rank, int n_ranks, const char *job, void *arg)
     memcpy(dk, a.dk.data, bytes);
     cof_plan_destroy(attention);
 
-    cof_arena *arena = make_arena(team, &p, &q, s->first_epoch);
+    cof_arena *arena = make_arena(team, &p, &q, s);
     CHECK_OK(cof_grad_return_plan_create(team, &p, arena, &plan));
+    CHECK(!strstr(cof_plan_describe(plan), "engine=attach") == !s->attach, "%s",
+          cof_plan_describe(plan));
     CHECK_OK(cof_attention_plan_create(team, &q, arena, &attention));
     for (int round = 0; round < 6; round++) {
         if (rank == round % n_ranks)
@@ -426,11 +439,18 @@ static void last_epochs(int rank, int n_ranks, const char *job, void *arg)
 static void test_shared(void)
 {
     static const uint32_t first[] = {1, 0x3ffffffa, 0x7ffffff5, 0xfffffff5};
+    void *block[N_SHARED];
+    for (int r = 0; r < N_SHARED; r++)
+        block[r] = memset(aligned_alloc(128, ATTACHED), 0x5a, ATTACHED);
     for (int i = 0; i < 4; i++)
-        for (int k = 0; k < 4; k++) {
-            struct setting s = {{i / 2, i % 2, NULL}, first[k]};
-            test_ranks(3, shared, &s);
+        for (int k = 0; k < 5; k++) {
+            struct setting s = {.way = {i / 2, i % 2, NULL}, .first_epoch = first[k % 4],
+                                .attach = k == 4};
+            memcpy(s.block, block, sizeof block);
+            test_ranks(N_SHARED, shared, &s);
         }
+    for (int r = 0; r < N_SHARED; r++)
+        free(block[r]);
     struct test_gr_memory memory;
     test_gr_memory_make(&memory, 3, 1 << 16);
     test_ranks(3, last_epochs, &memory);

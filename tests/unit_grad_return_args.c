@@ -98,6 +98,55 @@ static void test_peers(int rank, int n_ranks, const char *job, void *arg)
     cof_world_destroy(w);
 }
 
+/* Sizes that only fit without the padding of the other ranks' rows. */
+static void test_padded_sizes(int rank, int n_ranks, const char *job, void *arg)
+{
+    (void)arg;
+    cof_world *w = test_world(rank, n_ranks, job, 20);
+    cof_workspace_sizes sizes = COF_WORKSPACE_SIZES_INIT;
+    cof_grad_return_params p = test_gr_params(1);
+    cof_attention_params q = test_attention_params(1);
+    p.n_batch = INT64_C(1) << 40;
+    p.n_heads = 1;
+    p.head_dim_k = 65536;
+    p.chunking = COF_CHUNKING_PADDED;
+    p.transfer = COF_TRANSFER_PULL;
+    CHECK_FAILS(cof_grad_return_workspace(cof_world_team(w), &p, &sizes), COF_ERR_INVALID,
+                "with the rows of 16 ranks filled up to 2 each, is past the address space");
+    p.n_batch >>= 5;
+    CHECK_OK(cof_grad_return_workspace(cof_world_team(w), &p, &sizes));
+    CHECK(sizes.symmetric > (size_t)1 << 56, "%zu bytes", sizes.symmetric);
+    p.n_batch = p.n_heads = INT64_C(1) << 56; /* 2^128 with the head dim */
+    CHECK_FAILS(cof_grad_return_workspace(cof_world_team(w), &p, &sizes), COF_ERR_INVALID,
+                "past the address space");
+    q.n_batch = INT64_C(1) << 47;
+    q.n_heads = 1;
+    q.save_kv = 1;
+    CHECK_FAILS(cof_attention_workspace(cof_world_team(w), &q, &sizes), COF_ERR_INVALID,
+                "with the rows of 16 ranks filled up to 1 each, is past the address space");
+    CHECK_OK(cof_team_barrier(cof_world_team(w)));
+    cof_world_destroy(w);
+}
+
+/* A writer would store where its owner does not look. */
+static void test_strides(int rank, int n_ranks, const char *job, void *arg)
+{
+    struct test_gr_memory *m = arg;
+    cof_world *w = test_world(rank, n_ranks, job, 20);
+    cof_grad_return_peers peers = m->peers;
+    cof_grad_return_params p = test_gr_peer_params(10, m);
+    cof_plan *plan;
+    p.peers = &peers;
+    peers.ready_stride = rank == 1 ? 8 : 0;
+    CHECK_FAILS(cof_grad_return_plan_create(cof_world_team(w), &p, NULL, &plan), COF_ERR_MISMATCH,
+                "ready_stride=4 | ready_stride=8");
+    peers.ready_stride = rank == 1 ? 4 : 0; /* which is 4 */
+    CHECK_OK(cof_grad_return_plan_create(cof_world_team(w), &p, NULL, &plan));
+    CHECK_OK(cof_team_barrier(cof_world_team(w)));
+    cof_plan_destroy(plan);
+    cof_world_destroy(w);
+}
+
 static void test_arena_with_peers(void)
 {
     struct test_gr_memory m;
@@ -328,6 +377,62 @@ static void test_section_epochs(int rank, int n_ranks, const char *job, void *ar
     cof_world_destroy(w);
 }
 
+static cof_grad_return_args section_args(const struct test_gr *t, int section)
+{
+    cof_grad_return_args args = t->args;
+    args.dk = &t->in[section][0];
+    args.dv = &t->in[section][1];
+    return args;
+}
+
+/* One whole at a time on an arena: the other plans are refused in the middle, and no call is lost.
+ */
+static void test_sections_between(int rank, int n_ranks, const char *job, void *arg)
+{
+    (void)arg;
+    cof_world *w = test_world(rank, n_ranks, job, 20);
+    cof_team *three = cof_world_team(w);
+    cof_attention_params q = test_attention_params(10);
+    cof_grad_return_params p = test_gr_params(11);
+    cof_plan *plan[2], *attention;
+    cof_arena *arena;
+    struct test_attention a;
+    struct test_gr t;
+    p.by_section = 1;
+    CHECK_OK(cof_arena_create(three, 1 << 20, 0, &arena));
+    for (int i = 0; i < 2; i++)
+        CHECK_OK(cof_grad_return_plan_create(three, &p, arena, &plan[i]));
+    CHECK_OK(cof_attention_plan_create(three, &q, arena, &attention));
+    test_gr_make(&t, &p, rank, n_ranks, 1);
+    test_attention_make(&a, &q, rank, n_ranks, 1);
+    for (int s = 0; s < n_ranks; s++) {
+        cof_grad_return_args first = section_args(&t, 0), args = section_args(&t, s);
+        char text[80];
+        CHECK_OK(cof_grad_return_run(plan[0], &args, COF_STREAM_NOW));
+        if (s == n_ranks - 1)
+            break;
+        snprintf(text, sizeof text, "plan 0 (grad_return) has made %d of the 3 calls", s + 1);
+        CHECK_FAILS(cof_grad_return_run(plan[1], &first, COF_STREAM_NOW), COF_ERR_INVALID, text);
+        CHECK_FAILS(cof_attention_forward(attention, &a.args, COF_STREAM_NOW), COF_ERR_INVALID,
+                    text);
+    }
+    for (int i = 0; i < 3; i++) {
+        if (i > 0)
+            CHECK_OK(test_gr_run(plan[i % 2], &t, COF_STREAM_NOW));
+        CHECK(test_gr_wrong(&t) == 0, "whole %d", i);
+        test_gr_poison(&t);
+        CHECK_OK(cof_attention_forward(attention, &a.args, COF_STREAM_NOW));
+    }
+    CHECK_OK(cof_team_barrier(three));
+    test_gr_free(&t);
+    test_attention_free(&a);
+    cof_plan_destroy(attention);
+    cof_plan_destroy(plan[0]);
+    cof_plan_destroy(plan[1]);
+    cof_arena_destroy(arena);
+    cof_world_destroy(w);
+}
+
 /* More than any machine has: refused before anything is touched. */
 static void test_memory(void)
 {
@@ -363,8 +468,11 @@ int main(void)
     test_memory();
     cof_world_destroy(world);
     test_ranks(2, test_peers, NULL);
+    test_ranks(16, test_padded_sizes, NULL);
     test_ranks(2, test_sections, NULL);
+    test_ranks(3, test_sections_between, NULL);
     test_gr_memory_make(&m, 2, 4096);
+    test_ranks(2, test_strides, &m);
     test_ranks(2, test_section_epochs, &m);
     test_gr_memory_free(&m, 2);
     test_ranks(2, test_memory_of_two, NULL);

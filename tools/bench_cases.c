@@ -114,6 +114,15 @@ static bool normalise(const char *begin, size_t n, char line[COFI_BENCH_LINE_BYT
     return at > 0;
 }
 
+/* Keys stand in tables and in JSON: 0, or the first byte that is no printable ASCII. */
+static int odd_byte(const char *line)
+{
+    for (const char *at = line; *at; at++)
+        if (*at < ' ' || *at > '~')
+            return (unsigned char)*at;
+    return 0;
+}
+
 /* `op`: the only one whose cases may be there; NULL: any. */
 static int add_text(struct maker *m, const struct cofi_op *only, const char *text)
 {
@@ -127,6 +136,9 @@ static int add_text(struct maker *m, const struct cofi_op *only, const char *tex
             if (strlen(line) == sizeof line - 1)
                 return cofi_cli_error("%s, line %d: wanted at most %zu bytes", m->source,
                                       m->line_number, sizeof line - 2);
+            if (odd_byte(line))
+                return cofi_cli_error("%s, line %d: wanted ASCII, found a byte 0x%02x", m->source,
+                                      m->line_number, (unsigned)odd_byte(line));
             if (!op)
                 return cofi_cli_error("%s, line %d: \"%.*s\": wanted an operator with a bench",
                                       m->source, m->line_number, (int)strcspn(line, " "), line);

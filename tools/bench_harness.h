@@ -159,7 +159,7 @@ struct cofi_bench_result *cofi_bench_report_add(struct cofi_bench_report *report
 struct cofi_bench_failure *cofi_bench_report_add_failure(struct cofi_bench_report *report);
 void cofi_bench_report_free(struct cofi_bench_report *report);
 
-/* Each false after a message. Written to a temporary name beside, then renamed. */
+/* Each false after a message. Written as cofi_file_replace does. */
 bool cofi_bench_json_write(const struct cofi_bench_report *report, const char *path);
 bool cofi_bench_json_read(const char *path, struct cofi_bench_report *report_out);
 

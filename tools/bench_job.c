@@ -96,8 +96,11 @@ int cofi_bench_job_run(const struct cofi_bench_options *options,
                    sizeof(double) * (size_t)options->repeat * (size_t)variant->n_ranks *
                        (size_t)variant->size.n_directions;
     int fd = cofi_job_shared_create(bytes, &memory);
-    if (fd < 0)
+    if (fd < 0) {
+        samples->failed = true;
+        snprintf(samples->failure, sizeof samples->failure, "no %zu bytes of shared memory", bytes);
         return COFI_EXIT_RANK;
+    }
     struct cofi_bench_job *job = memory;
     fill_job(options, variant, job);
     setenv("COFUSE_FORCE_STAGED", variant->staged ? "1" : "0", 1); /* the ranks inherit both */

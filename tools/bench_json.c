@@ -1,15 +1,14 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
 /* The document of a report. bench/README.md describes every field. */
-#include <errno.h>
 #include <jansson.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "bench_harness.h"
+#include "file_io.h"
 
 enum kind { TEXT, INT, INT64, REAL, BOOL };
 
@@ -77,11 +76,29 @@ static const struct field failure_fields[] = {
 
 /* ---- Writing ---- */
 
+/* A text in UTF-8, with '?' for what is none: of an argument, or where the end was cut off. */
+static json_t *text_value(const char *text)
+{
+    char clean[sizeof((struct cofi_bench_report *)0)->command];
+    json_t *value = json_string(text);
+    size_t at = 0;
+    while (!value && text[at] && at + 1 < sizeof clean) {
+        json_t *character = NULL;
+        size_t n = 0;
+        while (!character && n < 4 && text[at + n] && at + n + 1 < sizeof clean)
+            character = json_stringn(text + at, ++n);
+        memcpy(clean + at, character ? text + at : "?", character ? n : 1);
+        at += character ? n : 1;
+        json_decref(character);
+    }
+    return value ? value : json_stringn(clean, at);
+}
+
 static json_t *field_value(const struct field *f, const void *from)
 {
     const char *at = (const char *)from + f->offset;
     switch (f->kind) {
-    case TEXT: return json_string(at);
+    case TEXT: return text_value(at);
     case INT: return json_integer(*(const int *)at);
     case INT64: return json_integer(*(const int64_t *)at);
     case REAL: return json_real(*(const double *)at);
@@ -147,24 +164,15 @@ static json_t *make_document(const struct cofi_bench_report *report)
 
 bool cofi_bench_json_write(const struct cofi_bench_report *report, const char *path)
 {
-    char temporary[4096];
-    size_t n = (size_t)snprintf(temporary, sizeof temporary, "%s.tmp%d", path, (int)getpid());
+    char error[COFI_FILE_ERROR_BYTES] = "out of memory";
     json_t *document = make_document(report);
-    if (!document || n >= sizeof temporary) {
-        cofi_cli_error("option --json = \"%s\": %s", path,
-                       document ? "the name is too long" : "out of memory");
-        json_decref(document);
-        return false;
-    }
-    FILE *file = fopen(temporary, "w");
-    bool ok = file && json_dumpf(document, file, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) == 0 &&
-              fputc('\n', file) != EOF;
-    ok = file && fclose(file) == 0 && ok && rename(temporary, path) == 0;
-    if (!ok) {
-        cofi_cli_error("option --json = \"%s\": %s", path, strerror(errno));
-        if (file)
-            unlink(temporary);
-    }
+    char *text = document ? json_dumps(document, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) : NULL;
+    struct cofi_file_part parts[] = {{text, text ? strlen(text) : 0}, {"\n", 1}};
+    struct cofi_file_new file = {.path = path, .parts = parts, .n_parts = 2};
+    bool ok = text && cofi_file_replace(&file, 1, error);
+    if (!ok)
+        cofi_cli_error("option --json: %s", error);
+    free(text);
     json_decref(document);
     return ok;
 }

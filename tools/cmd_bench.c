@@ -27,9 +27,9 @@ static const char usage[] =
     "      --ranks LIST     rank counts [1,2,4]\n"
     "      --engine E       shm: processes; thread: threads of one process [COFUSE_ENGINE]\n"
     "      --threads N      per rank; 0: COFUSE_THREADS, else cores / ranks [0]\n"
-    "      --pin W          yes: where ranks x threads fit the cores; no; both [yes]\n"
+    "      --pin W          yes: where ranks x threads fit the cores; no; both [COFUSE_PIN]\n"
     "      --cache W        warm: the same buffers each call; cold: in turn; both [warm]\n"
-    "      --staged W       transfers through staging buffers: no, yes or both [no]\n"
+    "      --staged W       via staging buffers: no, yes, both [COFUSE_FORCE_STAGED]\n"
     "      --processes N    starts of each variant [5; 1 with --tiny]\n"
     "      --repeat N       timed calls of each direction and start, at most [50; 3]\n"
     "      --warmup N       calls before them, at least one of each buffer set [1]\n"
@@ -133,6 +133,11 @@ static int check_options(struct cofi_bench_options *o)
     if (o->engine == COF_ENGINE_DEFAULT)
         o->engine = strcmp(cofi_config_text(COFI_VAR_ENGINE), "thread") ? COF_ENGINE_SHM
                                                                        : COF_ENGINE_THREAD;
+    if (!o->pin)
+        o->pin = strcmp(cofi_config_text(COFI_VAR_PIN), "no") ? COFI_BENCH_FIRST
+                                                              : COFI_BENCH_SECOND;
+    if (!o->staged)
+        o->staged = cofi_config_int(COFI_VAR_FORCE_STAGED) ? COFI_BENCH_SECOND : COFI_BENCH_FIRST;
     o->n_processes = o->n_processes ? o->n_processes : o->tiny ? 1 : 5;
     o->repeat = o->repeat ? o->repeat : o->tiny ? 3 : 50;
     o->seconds = o->seconds >= 0 ? o->seconds : o->tiny ? 0 : 2;
@@ -310,7 +315,7 @@ int cofi_cmd_bench(int argc, char **argv)
         return cofi_bench_rank_main();
     struct cofi_bench_options o = {
         .ranks = {3, {1, 2, 4}}, .warmup = 1, .seconds = -1, .band = -1,
-        .pin = COFI_BENCH_FIRST, .cache = COFI_BENCH_FIRST, .staged = COFI_BENCH_FIRST};
+        .cache = COFI_BENCH_FIRST};
     for (int c; (c = cofi_cli_next(argc, argv, "h", long_options)) != -1;) {
         if (c == 'h') {
             fputs(usage, stdout);

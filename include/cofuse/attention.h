@@ -70,7 +70,7 @@ typedef struct cof_attention_params {
  *     q, o, dout (with Dv), dq   H heads;     k, v, dk, dv   Hkv heads;
  * o, dout, v, dv have head dim Dv, the others Dqk. lse is fp32 [B, H, S_local].
  * Strides: any, with a contiguous head dim and no overlap. Outputs must lie apart from each other
- * and from the inputs.
+ * and from the inputs; saved_kv is an output of forward and an input of backward.
  */
 typedef struct cof_attention_args {
     size_t size; /* sizeof(cof_attention_args) */
@@ -124,13 +124,18 @@ COF_API cof_status cof_attention_plan_create(cof_team *team, const cof_attention
  * Rows: lse is -inf and o is 0 for a row that sees no key; padding rows (PADDED) get the same.
  * NaN or infinite inputs spread to the rows that see them, and to no other.
  *
- * COF_ERR_INVALID     an argument breaks its rule; nothing was enqueued, outputs are untouched (the
- *                     other ranks wait for this one until their deadline)
+ * COF_ERR_INVALID     an argument breaks its rule, or a grad_return by section is unfinished on the
+ *                     arena; nothing was enqueued, outputs are untouched (the other ranks wait for
+ *                     this one until their deadline)
  * COF_ERR_BUSY        a queue stayed full until the deadline in the middle of the call: the plan
  *                     can only be destroyed, on all ranks
- * COF_ERR_POISONED, COF_ERR_TIMEOUT, COF_ERR_MISMATCH, COF_ERR_PEER_DEAD
- *                     by this call with COF_STREAM_NOW, else by cof_stream_sync: outputs are
- *                     NaN, and the plan can only be destroyed
+ * COF_ERR_TIMEOUT, COF_ERR_MISMATCH, COF_ERR_PEER_DEAD
+ *                     by this call with COF_STREAM_NOW, else by cof_stream_sync: outputs of this
+ *                     call, and of those enqueued before its failure was known, are NaN; the plan
+ *                     can only be destroyed
+ * COF_ERR_POISONED, or what ended the team
+ *                     the failure of an earlier call, or of the team, was known: nothing was
+ *                     enqueued, outputs are untouched; the plan can only be destroyed
  */
 COF_API cof_status cof_attention_forward(cof_plan *plan, const cof_attention_args *args,
                                          cof_stream stream);

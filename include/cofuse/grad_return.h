@@ -77,7 +77,8 @@ typedef struct cof_grad_return_params {
     cof_layout_kind layout;            /* ZIGZAG by default */
     cof_chunking chunking;             /* BALANCED by default */
     cof_grad_return_transfer transfer; /* PUSH by default */
-    int by_section;                    /* 1: P calls, one per owner, make a whole */
+    int by_section;                    /* 1: P calls, one per owner, make a whole; between them no
+                                          other plan runs on the same arena (COF_ERR_INVALID) */
     int caller_orders_reuse;           /* 1 (COF_CALLER_ORDERS_REUSE): with `peers`, see below */
     const cof_grad_return_peers *peers; /* not kept; its pointers are */
 } cof_grad_return_params;
@@ -142,10 +143,10 @@ COF_API cof_status cof_grad_return_plan_create(cof_team *team, const cof_grad_re
  * One call. Every rank of the team calls it, in the same order of calls on this plan; enqueues on
  * `stream`. Several calls may be in flight, ordered by the caller as in cof_attention_forward.
  *
- * COF_ERR_INVALID     an argument breaks its rule; nothing was enqueued, outputs are untouched
- * COF_ERR_MISMATCH    (when the work runs) the ranks passed different writers
- * COF_ERR_BUSY, COF_ERR_POISONED, COF_ERR_TIMEOUT, COF_ERR_PEER_DEAD   as in cof_attention_forward;
- *                     outputs are NaN
+ * COF_ERR_INVALID     an argument breaks its rule, or another plan has begun a whole by section on
+ *                     the arena and not ended it; nothing was enqueued, outputs are untouched
+ * COF_ERR_MISMATCH    (when the work runs) the ranks passed different writers; outputs are NaN
+ * COF_ERR_BUSY, COF_ERR_POISONED, COF_ERR_TIMEOUT, COF_ERR_PEER_DEAD   as in cof_attention_forward
  */
 COF_API cof_status cof_grad_return_run(cof_plan *plan, const cof_grad_return_args *args,
                                        cof_stream stream);

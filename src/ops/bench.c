@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "core/error.h"
+#include "core/tensor.h"
 
 static const int64_t max_value = INT64_C(1) << 40;
 
@@ -64,4 +65,30 @@ cof_status cofi_bench_choice(const char *key, const char *value, const char *cho
         at = at[n] ? at + n + 1 : NULL;
     }
     return COF_FAIL(COF_ERR_INVALID, "%s = \"%s\": wanted one of %s", key, value, choices);
+}
+
+cof_status cofi_bench_dtype(const char *key, const char *value, cof_dtype *dtype_out)
+{
+    static const cof_dtype dtypes[] = {{COF_DTYPE_CODE_BFLOAT, 16, 1},
+                                       {COF_DTYPE_CODE_FLOAT, 16, 1},
+                                       {COF_DTYPE_CODE_FLOAT, 32, 1}};
+    int idx = 0;
+    COF_TRY(cofi_bench_choice(key, value, "bf16|f16|f32", &idx));
+    *dtype_out = dtypes[idx];
+    return COF_OK;
+}
+
+cof_status cofi_bench_dtype_or_f32(const char *key, const char *value, cof_dtype *named_out)
+{
+    *named_out = (cof_dtype){0};
+    return strcmp(value, "dtype") ? cofi_bench_dtype(key, value, named_out) : COF_OK;
+}
+
+cof_status cofi_bench_is_f32(const char *key, cof_dtype named, cof_dtype dtype, int *is_f32_out)
+{
+    *is_f32_out = cofi_dtype_equal(named, COF_F32);
+    COF_FAIL_IF(named.bits && !*is_f32_out && !cofi_dtype_equal(named, dtype), COF_ERR_INVALID,
+                "%s = \"%s\": wanted dtype, f32 or the dtype of the case, %s", key,
+                cof_dtype_name(named), cof_dtype_name(dtype));
+    return COF_OK;
 }

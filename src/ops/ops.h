@@ -1,9 +1,8 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* What the program `cofuse` knows of an operator: its check cases, its `run` command
- * and what `cofuse bench` times. Compiled
- * into the program and the tests, never into the library. A new operator adds its folder and one
- * line to the table in ops.c. */
+/* What the program `cofuse` knows of an operator: its check cases, its `run` command and what
+ * `cofuse bench` times. Compiled into the program and the tests, never into the library. A new
+ * operator adds its folder and one line to the table in ops.c. */
 #ifndef COFI_OPS_H
 #define COFI_OPS_H
 
@@ -58,8 +57,7 @@ struct cofi_bench_size {
     int n_directions;                         /* of the operator's, those that this case has */
     size_t set_bytes;                         /* tensors of one buffer set */
     double flops[COFI_BENCH_DIRECTIONS];      /* of a call; 0: not told */
-    double wire_bytes[COFI_BENCH_DIRECTIONS]; /* that a call moves between ranks; of one without
-                                                 flops: that leave a rank, the mean over ranks */
+    double wire_bytes[COFI_BENCH_DIRECTIONS]; /* that a call moves between ranks */
 };
 
 /* A case is a line of key=value words, the operator's name first (ops/bench.h reads it). `bench` is

@@ -32,13 +32,55 @@ cof_status cofi_workspace_write(cof_workspace_sizes *sizes, const cof_workspace_
     return COF_OK;
 }
 
+/* ---- sizes ---------------------------------------------------------------------------------- */
+
+#define MAX_ELEMENTS (INT64_C(1) << 56)
+
+int64_t cofi_plan_max_rows(const cof_layout *layout)
+{
+    int64_t rows = 0;
+    for (int r = 0; r < layout->n_ranks; r++) {
+        int64_t n = cof_layout_local_rows(layout, r);
+        rows = n > rows ? n : rows;
+    }
+    return rows;
+}
+
+/* `*product` stays the smaller of it and of more than there may be. */
+static void multiply(int64_t *product, int64_t factor)
+{
+    __int128 x = (__int128)*product * factor;
+    *product = x > MAX_ELEMENTS ? MAX_ELEMENTS + 1 : (int64_t)x;
+}
+
+cof_status cofi_plan_check_size(const cof_layout *layout, int64_t n_batch, int64_t n_heads,
+                                int64_t head_dim)
+{
+    int64_t global = layout->n_rows, padded, row = n_batch;
+    multiply(&row, n_heads);
+    multiply(&row, head_dim);
+    multiply(&global, row);
+    COF_FAIL_IF(row > MAX_ELEMENTS || global > MAX_ELEMENTS, COF_ERR_INVALID,
+                "params: n_batch * n_rows * n_heads is past the address space");
+    padded = cofi_plan_max_rows(layout);
+    multiply(&padded, layout->n_ranks);
+    multiply(&padded, row);
+    COF_FAIL_IF(padded > MAX_ELEMENTS, COF_ERR_INVALID,
+                "params: n_batch * n_rows * n_heads, with the rows of %d ranks filled up to %lld "
+                "each, is past the address space",
+                layout->n_ranks, (long long)cofi_plan_max_rows(layout));
+    return COF_OK;
+}
+
+/* ---- agreement ------------------------------------------------------------------------------ */
+
+/* A rank that finds no memory must not leave the others waiting for it: up to so many ranks agree
+ * within memory that is there. */
+enum { FIXED_RANKS = 1024 };
+
 struct ballot {
     uint64_t hash;
     int64_t status;
-};
-
-struct account {
-    char text[COFI_DESCRIBE_BYTES]; /* the description, or the error */
 };
 
 /* The first word that differs, of each: "mask=none | mask=causal". */
@@ -54,45 +96,89 @@ static void first_difference(const char *a, const char *b, char *text, size_t by
     snprintf(text, bytes, "%.*s | %.*s", (int)na, a, (int)nb, b);
 }
 
-static cof_status explain(cof_team *team, const char *op, cof_status own, const char *mine,
-                          const struct ballot *ballots)
+static bool is_odd(const struct ballot *ballots, int i)
 {
-    struct account account = {""}, *all = calloc((size_t)team->n_ranks, sizeof *all);
-    COF_FAIL_IF(!all, COF_ERR_NOMEM, "%s plan: no memory", op);
-    snprintf(account.text, sizeof account.text, "%s", mine);
-    cof_status status = cofi_team_exchange(team, "plan compare", &account, all, sizeof account);
-    for (int i = 0; i < team->n_ranks && status == COF_OK; i++) {
-        all[i].text[sizeof all[i].text - 1] = '\0';
-        int r = team->world_rank[i];
-        if (own != COF_OK)
-            status = cofi_fail_text(own, mine);
-        else if (ballots[i].status != COF_OK)
-            status = COF_FAIL(COF_ERR_MISMATCH, "%s plan: rank %d could not make it: %s", op, r,
-                              all[i].text);
-        else if (ballots[i].hash != ballots[0].hash) {
-            char difference[200];
-            first_difference(all[0].text, all[i].text, difference, sizeof difference);
-            status = COF_FAIL(COF_ERR_MISMATCH, "%s plan: ranks %d and %d differ: %s", op,
-                              team->world_rank[0], r, difference);
-        }
+    return ballots[i].status != COF_OK || ballots[i].hash != ballots[0].hash;
+}
+
+/* The first text that is odd, and rank 0's: a piece of everyone's at a time, in the memory of the
+ * ballots. */
+static cof_status fetch_texts(cof_team *team, const char *mine, int odd, struct ballot *memory,
+                              char first[COFI_DESCRIBE_BYTES], char theirs[COFI_DESCRIBE_BYTES])
+{
+    size_t piece = sizeof *memory;
+    for (size_t at = 0; at < COFI_DESCRIBE_BYTES; at += piece) {
+        COF_TRY(cofi_team_exchange(team, "plan compare", mine + at, memory, piece));
+        memcpy(first + at, &memory[0], piece);
+        memcpy(theirs + at, &memory[odd], piece);
     }
-    free(all);
-    return status;
+    first[COFI_DESCRIBE_BYTES - 1] = theirs[COFI_DESCRIBE_BYTES - 1] = '\0';
+    return COF_OK;
+}
+
+/* `mine`: the description, or the error. */
+static cof_status explain(cof_team *team, const char *op, cof_status own, const char *mine,
+                          struct ballot *ballots)
+{
+    char first[COFI_DESCRIBE_BYTES], theirs[COFI_DESCRIBE_BYTES], difference[200];
+    int odd = 0;
+    while (!is_odd(ballots, odd))
+        odd++;
+    int r = team->world_rank[odd];
+    cof_status status = (cof_status)ballots[odd].status;
+    COF_TRY(fetch_texts(team, mine, odd, ballots, first, theirs));
+    if (own != COF_OK)
+        return cofi_fail_text(own, mine);
+    if (status != COF_OK)
+        return COF_FAIL(status == COF_ERR_NOMEM ? status : COF_ERR_MISMATCH,
+                        "%s plan: rank %d could not make it: %s", op, r, theirs);
+    first_difference(first, theirs, difference, sizeof difference);
+    return COF_FAIL(COF_ERR_MISMATCH, "%s plan: ranks %d and %d differ: %s", op,
+                    team->world_rank[0], r, difference);
+}
+
+static cof_status agree(cof_team *team, const char *op, cof_status own, const char *mine,
+                        struct ballot *ballots)
+{
+    struct ballot ballot = {cofi_hash(COFI_HASH_SEED, mine, strlen(mine)), own};
+    COF_TRY(cofi_team_exchange(team, "plan create", &ballot, ballots, sizeof ballot));
+    for (int i = 0; i < team->n_ranks; i++)
+        if (is_odd(ballots, i))
+            return explain(team, op, own, mine, ballots);
+    return COF_OK;
 }
 
 cof_status cofi_plan_agree(cof_team *team, const char *op, cof_status own, const char *describe)
 {
-    char mine[COFI_DESCRIBE_BYTES];
+    struct ballot fixed[FIXED_RANKS], *ballots = fixed;
+    char mine[COFI_DESCRIBE_BYTES] = "";
     snprintf(mine, sizeof mine, "%s", own == COF_OK ? describe : cof_last_error());
-    struct ballot ballot = {cofi_hash(COFI_HASH_SEED, mine, strlen(mine)), own};
-    struct ballot *all = calloc((size_t)team->n_ranks, sizeof *all);
-    COF_FAIL_IF(!all, COF_ERR_NOMEM, "%s plan: no memory", op);
-    cof_status status = cofi_team_exchange(team, "plan create", &ballot, all, sizeof ballot);
-    bool differ = false;
-    for (int i = 0; i < team->n_ranks; i++)
-        differ |= all[i].status != COF_OK || all[i].hash != all[0].hash;
-    if (status == COF_OK && differ)
-        status = explain(team, op, own, mine, all);
-    free(all);
+    if (team->n_ranks > FIXED_RANKS)
+        ballots = calloc((size_t)team->n_ranks, sizeof *ballots);
+    COF_FAIL_IF(!ballots, COF_ERR_NOMEM, "%s plan: no memory", op);
+    cof_status status = agree(team, op, own, mine, ballots);
+    if (ballots != fixed)
+        free(ballots);
     return status;
+}
+
+cof_status cofi_plan_open(cof_team *team, const char *op, size_t bytes,
+                          void (*destroy)(cof_plan *plan), cof_plan **plan_out)
+{
+    *plan_out = calloc(1, bytes);
+    if (!*plan_out)
+        return cofi_plan_agree(team, op, COF_FAIL(COF_ERR_NOMEM, "%s plan: no memory", op), "");
+    **plan_out = (struct cof_plan){.op = op, .destroy = destroy, .team = team};
+    return COF_OK;
+}
+
+cof_status cofi_plan_finish(cof_plan *plan, cof_status status, cof_plan **plan_out)
+{
+    char text[COFI_ERROR_TEXT_BYTES];
+    *plan_out = status == COF_OK ? plan : NULL;
+    if (status == COF_OK)
+        return COF_OK;
+    memcpy(text, cof_last_error(), sizeof text);
+    plan->destroy(plan);
+    return cofi_fail_text(status, text);
 }

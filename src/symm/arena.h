@@ -65,6 +65,14 @@ struct cofi_region {
     bool released;                /* the plan is gone on this rank */
 };
 
+/* Several calls of one plan between which no other plan may use the arena; op = NULL: none such is
+ * begun. A copy, for the plan may go in the middle. */
+struct cofi_whole {
+    const char *op;
+    uint64_t ordinal;
+    int n_made, n_calls;
+};
+
 struct cof_arena {
     cof_team *team;
     const struct cofi_engine_ops *ops;
@@ -87,7 +95,8 @@ struct cof_arena {
 
     uint32_t first_epoch;
     _Atomic uint32_t epoch; /* of the call in progress, advanced in stream order; 0: none yet */
-    _Atomic uint64_t last; /* plan of the last call: its ordinal + 1; in stream order */
+    _Atomic uint64_t last;  /* plan of the last call: its ordinal + 1; in stream order */
+    struct cofi_whole whole; /* as its calls are enqueued, on the host */
 
     uint64_t *sent, *awaited; /* cof_signal, cof_wait: by word and peer; in stream order */
 

@@ -34,6 +34,26 @@ static void record_call(const struct cofi_binding *b, const struct cofi_call *ca
     atomic_store(&r->call, cofi_call_epoch(b) | b->ordinal << 32);
 }
 
+/* ---- wholes --------------------------------------------------------------------------------- */
+
+cof_status cofi_call_allowed(const struct cofi_binding *b)
+{
+    const struct cofi_whole *w = &b->arena->whole;
+    COF_FAIL_IF(w->op && w->ordinal != b->ordinal, COF_ERR_INVALID,
+                "%s, plan %llu: on its arena plan %llu (%s) has made %d of the %d calls of a whole "
+                "by section; wanted the others first",
+                b->op, (unsigned long long)b->ordinal, (unsigned long long)w->ordinal, w->op,
+                w->n_made, w->n_calls);
+    return COF_OK;
+}
+
+void cofi_call_made(struct cofi_binding *b, int n_made, int n_calls)
+{
+    b->arena->whole = n_made == n_calls
+                          ? (struct cofi_whole){0}
+                          : (struct cofi_whole){b->op, b->ordinal, n_made, n_calls};
+}
+
 /* ---- signals and waits ---------------------------------------------------------------------- */
 
 static void signal_word(struct cofi_binding *b, int peer, size_t words_offset, int purpose)

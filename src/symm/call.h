@@ -33,6 +33,11 @@ struct cofi_call {
     uint64_t sizes[COFI_CALL_SIZES]; /* free per run */
 };
 
+/* On the host, as calls are enqueued: COF_ERR_INVALID while another plan's whole is unfinished. */
+cof_status cofi_call_allowed(const struct cofi_binding *binding);
+/* The plan has made n_made of the n_calls calls of a whole. */
+void cofi_call_made(struct cofi_binding *binding, int n_made, int n_calls);
+
 /* Next epoch. Returns the arena's failure, if any. */
 cof_status cofi_call_begin(struct cofi_binding *binding, const struct cofi_call *call);
 

@@ -20,7 +20,6 @@
 /* Up to here gather is no slower than ring (docs/performance.md). Of the global shape alone: the
  * two have other bits. */
 #define GATHER_MAX_ROWS 1024
-#define MAX_ELEMENTS (INT64_C(1) << 56)
 
 /* ---- parameters ----------------------------------------------------------------------------- */
 
@@ -56,7 +55,12 @@ static cof_status check_choices(const cof_attention_params *p)
     return COF_OK;
 }
 
-static cof_status check_sizes(const cof_attention_params *p)
+static cof_layout layout_of(const cof_team *team, const cof_attention_params *p)
+{
+    return (cof_layout){p->layout, p->chunking, cof_team_size(team), p->n_rows};
+}
+
+static cof_status check_sizes(const cof_team *team, const cof_attention_params *p)
 {
     COF_FAIL_IF(p->n_batch < 1, COF_ERR_INVALID, "params.n_batch = %lld: wanted >= 1",
                 (long long)p->n_batch);
@@ -72,25 +76,22 @@ static cof_status check_sizes(const cof_attention_params *p)
                 MAX_HEAD_DIM);
     COF_FAIL_IF(p->head_dim_v < 1 || p->head_dim_v > MAX_HEAD_DIM, COF_ERR_INVALID,
                 "params.head_dim_v = %lld: wanted 1 .. %d", (long long)p->head_dim_v, MAX_HEAD_DIM);
-    COF_FAIL_IF(p->n_batch > MAX_ELEMENTS || p->n_heads > MAX_ELEMENTS, COF_ERR_INVALID,
-                "params: n_batch or n_heads is past the address space");
-    __int128 elements = (__int128)p->n_batch * p->n_heads * MAX_HEAD_DIM;
-    COF_FAIL_IF(elements > MAX_ELEMENTS || elements * p->n_rows > MAX_ELEMENTS, COF_ERR_INVALID,
-                "params: n_batch * n_rows * n_heads is past the address space");
     COF_FAIL_IF(!isfinite((float)p->scale), COF_ERR_INVALID,
                 "params.scale = %g: wanted a number that is finite in fp32", p->scale);
-    return COF_OK;
+    cof_layout layout = layout_of(team, p);
+    return cofi_plan_check_size(&layout, p->n_batch, p->n_heads, MAX_HEAD_DIM);
 }
 
 /* Validates, and fills defaults in. */
-static cof_status read_params(const cof_attention_params *given, cof_attention_params *p)
+static cof_status read_params(const cof_team *team, const cof_attention_params *given,
+                              cof_attention_params *p)
 {
     COF_TRY(cofi_sized_read(p, sizeof *p, COFI_SIZE_THROUGH(cof_attention_params, save_kv), given,
                             "params"));
     p->n_kv_heads = p->n_kv_heads ? p->n_kv_heads : p->n_heads;
     p->head_dim_v = p->head_dim_v ? p->head_dim_v : p->head_dim_qk;
     COF_TRY(check_choices(p));
-    COF_TRY(check_sizes(p));
+    COF_TRY(check_sizes(team, p));
     if (p->schedule == COF_SCHEDULE_DEFAULT)
         p->schedule = p->n_rows <= GATHER_MAX_ROWS ? COF_SCHEDULE_GATHER : COF_SCHEDULE_RING;
     p->scale = p->scale != 0 ? p->scale : 1 / sqrt((double)p->head_dim_qk);
@@ -99,25 +100,15 @@ static cof_status read_params(const cof_attention_params *given, cof_attention_p
 
 /* ---- sizes ---------------------------------------------------------------------------------- */
 
-static int64_t max_local_rows(const cof_layout *layout)
-{
-    int64_t rows = 0;
-    for (int r = 0; r < layout->n_ranks; r++) {
-        int64_t n = cof_layout_local_rows(layout, r);
-        rows = n > rows ? n : rows;
-    }
-    return rows;
-}
-
 static void set_shape(struct cofi_attention_plan *plan, const cof_team *team,
                       const cof_attention_params *p)
 {
     plan->params = *p;
     plan->rank = cof_team_rank(team);
     plan->n_ranks = cof_team_size(team);
-    plan->layout = (cof_layout){p->layout, p->chunking, plan->n_ranks, p->n_rows};
+    plan->layout = layout_of(team, p);
     plan->local_rows = cof_layout_local_rows(&plan->layout, plan->rank);
-    plan->max_rows = max_local_rows(&plan->layout);
+    plan->max_rows = cofi_plan_max_rows(&plan->layout);
     plan->dims = (struct cofi_attention_dims){
         .n_batch = p->n_batch,
         .n_heads = p->n_heads,
@@ -221,7 +212,7 @@ cof_status cof_attention_workspace(cof_team *team, const cof_attention_params *p
     struct cofi_attention_plan plan = {0};
     cof_attention_params p;
     COF_FAIL_IF(!team, COF_ERR_INVALID, "team: NULL");
-    COF_TRY(read_params(params, &p));
+    COF_TRY(read_params(team, params, &p));
     set_shape(&plan, team, &p);
     size_t symmetric = lay_out_symmetric(&plan);
     return cofi_workspace_write(
@@ -295,7 +286,7 @@ static cof_status build(struct cofi_attention_plan *plan, cof_team *team,
                         const cof_attention_params *params, cof_arena *arena)
 {
     cof_attention_params p;
-    cof_status status = read_params(params, &p);
+    cof_status status = read_params(team, params, &p);
     if (status == COF_OK)
         status = cofi_arena_check(team, arena);
     if (status == COF_OK) {
@@ -320,18 +311,10 @@ cof_status cof_attention_plan_create(cof_team *team, const cof_attention_params 
     COF_FAIL_IF(!team, COF_ERR_INVALID, "team: NULL");
     COF_FAIL_IF(!plan_out, COF_ERR_INVALID, "plan_out: NULL");
     *plan_out = NULL;
-    struct cofi_attention_plan *plan = calloc(1, sizeof *plan);
-    COF_FAIL_IF(!plan, COF_ERR_NOMEM, "attention plan: no memory");
-    plan->base = (struct cof_plan){.op = "attention", .destroy = destroy, .team = team};
-    cof_status status = build(plan, team, params, arena);
-    if (status != COF_OK) {
-        char text[COFI_ERROR_TEXT_BYTES];
-        memcpy(text, cof_last_error(), sizeof text);
-        destroy(&plan->base);
-        return cofi_fail_text(status, text);
-    }
-    *plan_out = &plan->base;
-    return COF_OK;
+    cof_plan *plan;
+    COF_TRY(cofi_plan_open(team, "attention", sizeof(struct cofi_attention_plan), destroy, &plan));
+    cof_status status = build((struct cofi_attention_plan *)plan, team, params, arena);
+    return cofi_plan_finish(plan, status, plan_out);
 }
 
 /* ---- calls ---------------------------------------------------------------------------------- */
@@ -423,17 +406,19 @@ static cof_status read_call(const struct cofi_attention_plan *plan, const cof_at
     COF_TRY(read_lse(plan, a.lse, call));
     COF_TRY(read_saved(plan, a.saved_kv, call));
     struct named_tensor forward_in[] = {{"q", a.q}, {"k", a.k}, {"v", a.v}};
-    struct named_tensor forward_out[] = {{"o", a.o}, {"lse", a.lse}};
+    struct named_tensor forward_out[] = {{"o", a.o}, {"lse", a.lse}, {"saved_kv", a.saved_kv}};
+    int n_saved = a.saved_kv != NULL; /* forward stores it, backward reads it */
     if (!backward)
-        return check_apart(forward_out, 2, forward_in, 3);
+        return check_apart(forward_out, 2 + n_saved, forward_in, 3);
     COF_TRY(read_view(plan, a.dout, "dout", d->n_heads, d->dim_v, &call->dout));
     COF_TRY(read_view(plan, a.dq, "dq", d->n_heads, d->dim_qk, &call->dq));
     COF_TRY(read_view(plan, a.dk, "dk", d->n_kv_heads, d->dim_qk, &call->dk));
     COF_TRY(read_view(plan, a.dv, "dv", d->n_kv_heads, d->dim_v, &call->dv));
-    struct named_tensor inputs[] = {{"q", a.q}, {"k", a.k},     {"v", a.v},
-                                    {"o", a.o}, {"lse", a.lse}, {"dout", a.dout}};
+    struct named_tensor inputs[] = {{"q", a.q},     {"k", a.k},       {"v", a.v},
+                                    {"o", a.o},     {"lse", a.lse},   {"dout", a.dout},
+                                    {"saved_kv", a.saved_kv}};
     struct named_tensor outputs[] = {{"dq", a.dq}, {"dk", a.dk}, {"dv", a.dv}};
-    return check_apart(outputs, 3, inputs, 6);
+    return check_apart(outputs, 3, inputs, 6 + n_saved);
 }
 
 static cof_status run(cof_plan *base, const cof_attention_args *args, cof_stream stream,
@@ -451,6 +436,7 @@ static cof_status run(cof_plan *base, const cof_attention_args *args, cof_stream
     COF_TRY(cofi_team_status(base->team));
     if (cofi_arena_status(plan->binding.arena) != COF_OK)
         return cofi_fail_text(COF_ERR_POISONED, cof_last_error());
+    COF_TRY(cofi_call_allowed(&plan->binding));
     if (plan->params.n_rows == 0) { /* there is nothing to do on any rank */
         plan->n_empty++;
         return COF_OK;

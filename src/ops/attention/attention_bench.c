@@ -45,21 +45,19 @@ static cof_status read_sizes(cof_attention_params *p, const char *key, const cha
     return COF_OK;
 }
 
-static cof_status read_choice(struct cofi_attention_case *c, const char *key, const char *value,
+static cof_status read_choice(cof_attention_params *p, const char *key, const char *value,
                               bool *known)
 {
-    static const cof_dtype dtypes[] = {{COF_DTYPE_CODE_BFLOAT, 16, 1},
-                                       {COF_DTYPE_CODE_FLOAT, 16, 1},
-                                       {COF_DTYPE_CODE_FLOAT, 32, 1}};
-    enum { DTYPE, FORMAT, MASK, LAYOUT, CHUNKING, WIRE, DIRECTION, SCHEDULE, SAVE_KV, N_CHOICES };
+    enum { FORMAT, MASK, LAYOUT, CHUNKING, DIRECTION, SCHEDULE, SAVE_KV, N_CHOICES };
     static const struct {
         const char *key, *choices;
-    } words[N_CHOICES] = {{"dtype", "bf16|f16|f32"},         {"format", "bshd|sbhd"},
-                          {"mask", "none|causal"},           {"layout", "zigzag|contiguous"},
-                          {"chunking", "balanced|padded"},   {"wire", "dtype|f32|bf16|f16"},
-                          {"direction", "both|forward"},     {"schedule", "default|ring|gather"},
+    } words[N_CHOICES] = {{"format", "bshd|sbhd"},
+                          {"mask", "none|causal"},
+                          {"layout", "zigzag|contiguous"},
+                          {"chunking", "balanced|padded"},
+                          {"direction", "both|forward"},
+                          {"schedule", "default|ring|gather"},
                           {"save_kv", "0|1"}};
-    cof_attention_params *p = &c->params;
     int which = 0, idx = 0;
     while (which < N_CHOICES && strcmp(words[which].key, key))
         which++;
@@ -68,12 +66,10 @@ static cof_status read_choice(struct cofi_attention_case *c, const char *key, co
     *known = true;
     COF_TRY(cofi_bench_choice(key, value, words[which].choices, &idx));
     switch (which) {
-    case DTYPE: p->dtype = dtypes[idx]; break;
     case FORMAT: p->format = (cof_attention_format)idx; break;
     case MASK: p->mask = (cof_mask)idx; break;
     case LAYOUT: p->layout = (cof_layout_kind)idx; break;
     case CHUNKING: p->chunking = (cof_chunking)idx; break;
-    case WIRE: p->wire_f32 = idx == 1; break;
     case DIRECTION: p->forward_only = idx; break;
     case SCHEDULE: p->schedule = (cof_attention_schedule)idx; break;
     case SAVE_KV: p->save_kv = idx; break;
@@ -81,16 +77,25 @@ static cof_status read_choice(struct cofi_attention_case *c, const char *key, co
     return COF_OK;
 }
 
+struct reading {
+    cof_attention_params *p;
+    cof_dtype wire; /* as named */
+};
+
 static cof_status read_word(void *arg, const char *key, const char *value)
 {
-    struct cofi_attention_case *c = arg;
+    struct reading *r = arg;
     bool known = false;
-    COF_TRY(read_sizes(&c->params, key, value, &known));
+    if (!strcmp(key, "dtype"))
+        return cofi_bench_dtype(key, value, &r->p->dtype);
+    if (!strcmp(key, "wire"))
+        return cofi_bench_dtype_or_f32(key, value, &r->wire);
+    COF_TRY(read_sizes(r->p, key, value, &known));
     if (!known)
-        COF_TRY(read_choice(c, key, value, &known));
+        COF_TRY(read_choice(r->p, key, value, &known));
     if (!known && !strcmp(key, "scale")) {
         char *end;
-        c->params.scale = strtod(value, &end);
+        r->p->scale = strtod(value, &end);
         COF_FAIL_IF(end == value || *end, COF_ERR_INVALID, "scale = \"%s\": wanted a number",
                     value);
         known = true;
@@ -107,7 +112,9 @@ static cof_status read_case(const char *line, struct cofi_attention_case *c)
     cof_attention_params *p = &c->params;
     p->dtype = COF_BF16;
     p->n_batch = 1;
-    COF_TRY(cofi_bench_words(line, read_word, c));
+    struct reading r = {.p = p};
+    COF_TRY(cofi_bench_words(line, read_word, &r));
+    COF_TRY(cofi_bench_is_f32("wire", r.wire, p->dtype, &p->wire_f32));
     COF_FAIL_IF(!p->n_rows || !p->n_heads || !p->head_dim_qk, COF_ERR_INVALID,
                 "%s is missing: wanted S, H and Dqk",
                 !p->n_rows ? "S" : !p->n_heads ? "H" : "Dqk");

@@ -66,12 +66,12 @@ static cof_status publish(struct cofi_cpu_stream *s, struct open_args *a)
     struct cofi_attention_plan *plan = a->plan;
     struct cofi_binding *b = &plan->binding;
     for (int i = 1; i < plan->n_ranks && !COFI_FAULT(KV_ACK_WAIT, plan->rank); i++)
-        COF_TRY(cofi_call_wait_ack(b, cofi_ring_writer(plan, i), COFI_KV_ACK,
+        COF_TRY(cofi_call_wait_ack(b, cofi_grad_writer(&plan->home, i), COFI_KV_ACK,
                                    b->mark[COFI_KV_MARK], "keys of the last call read"));
     b->mark[COFI_KV_MARK] = cofi_call_epoch(b);
     cofi_cpu_parallel(s, plan->local_rows, copy_out_row, a);
     for (int i = 1; i < plan->n_ranks; i++)
-        cofi_call_signal(b, cofi_ring_writer(plan, i), COFI_KV_READY);
+        cofi_call_signal(b, cofi_grad_writer(&plan->home, i), COFI_KV_READY);
     return COF_OK;
 }
 
@@ -227,6 +227,13 @@ static cof_status end(struct cofi_schedule *x, cofi_call_fn fn, const struct out
 {
     if (x->status != COF_OK)
         cofi_arena_fail(x->plan->binding.arena, x->status);
+    if (x->plan->n_ranks > 1) {
+        /* Not by _order, which a refusal ends: what C has may write to the caller's saved_kv. */
+        cof_status joined = cofi_cpu_wait_event(x->s, x->c, cofi_cpu_stream_tail(x->c));
+        if (joined != COF_OK)
+            cofi_arena_fail(x->plan->binding.arena, joined);
+        x->status = x->status != COF_OK ? x->status : joined;
+    }
     cof_status status = cofi_cpu_enqueue(x->s, fn, a, sizeof *a, COFI_CALL_ALWAYS);
     return x->status != COF_OK ? x->status : status;
 }

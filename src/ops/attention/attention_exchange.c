@@ -59,7 +59,7 @@ cof_status cofi_attention_fetch(struct cofi_cpu_stream *s, const void *args)
     (void)s;
     struct cofi_fetch_args a = *(const struct cofi_fetch_args *)args;
     struct cofi_attention_plan *plan = a.plan;
-    int owner = cofi_ring_owner(plan, a.step);
+    int owner = cofi_grad_owner(&plan->home, a.step);
     int64_t begin, end;
     cofi_attention_needed_rows(&plan->layout, plan->params.mask, plan->rank, owner, &begin, &end);
     if (begin < end) {
@@ -107,7 +107,7 @@ static void store_chunks(struct cofi_cpu_stream *s, const struct cofi_attention_
 cof_status cofi_attention_return(struct cofi_cpu_stream *s, struct cofi_attention_plan *plan,
                                  int step)
 {
-    int owner = cofi_ring_owner(plan, step);
+    int owner = cofi_grad_owner(&plan->home, step);
     int64_t begin, end;
     void *to[2];
     cofi_attention_needed_rows(&plan->layout, plan->params.mask, plan->rank, owner, &begin, &end);
@@ -128,7 +128,8 @@ cof_status cofi_attention_sum(struct cofi_cpu_stream *s, const void *args)
     struct cofi_step_args a = *(const struct cofi_step_args *)args;
     struct cofi_attention_plan *plan = a.plan;
     int64_t begin, end;
-    cofi_attention_needed_rows(&plan->layout, plan->params.mask, cofi_ring_writer(plan, a.step),
+    cofi_attention_needed_rows(&plan->layout, plan->params.mask,
+                               cofi_grad_writer(&plan->home, a.step),
                                plan->rank, &begin, &end);
     return cofi_grad_sum(&plan->home, a.step, begin, end, begin < end);
 }

@@ -126,5 +126,4 @@ void cofi_gather_backward(struct cofi_schedule *x)
         cofi_schedule_put(x, x->s, return_step, &i, sizeof i);
         cofi_schedule_put(x, x->c, cofi_attention_sum, &i, sizeof i);
     }
-    cofi_schedule_order_all(x, x->s, x->c); /* all sums */
 }

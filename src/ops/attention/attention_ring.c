@@ -51,7 +51,7 @@ static cof_status for_pairs(struct cofi_cpu_stream *s, const struct section_args
     struct cofi_pair pairs[COFI_MAX_PAIRS];
     struct cofi_attention_section section = {.dims = &plan->dims, .q = a->q, .k = a->k, .v = a->v};
     int n = cofi_attention_pairs(&plan->layout, plan->params.mask, plan->rank,
-                                 cofi_ring_owner(plan, a->step), pairs);
+                                 cofi_grad_owner(&plan->home, a->step), pairs);
     for (int i = 0; i < n; i++) {
         section.q_begin = pairs[i].q_begin;
         section.q_rows = pairs[i].q_rows;
@@ -90,7 +90,7 @@ static cof_status section_backward(struct cofi_cpu_stream *s, const void *args)
     int64_t begin, end = plan->local_rows;
     if (a.step > 0)
         cofi_attention_needed_rows(&plan->layout, plan->params.mask, plan->rank,
-                                   cofi_ring_owner(plan, a.step), &begin, &end);
+                                   cofi_grad_owner(&plan->home, a.step), &begin, &end);
     cofi_attention_cpu_partial_begin(s, &plan->dims, &plan->grad, end);
     COF_TRY(for_pairs(s, &a, backward_pair));
     return a.step > 0 ? cofi_attention_return(s, plan, a.step) : COF_OK;
@@ -177,6 +177,4 @@ void cofi_ring_backward(struct cofi_schedule *x)
         cofi_schedule_put(x, x->c, cofi_attention_sum, &sum, sizeof sum);
     }
     put_section(x, section_backward, 0);
-    if (x->plan->n_ranks > 1)
-        cofi_schedule_order_all(x, x->s, x->c); /* all sums */
 }

@@ -34,7 +34,7 @@ void cofi_schedule_order_all(struct cofi_schedule *x, struct cofi_cpu_stream *st
 void cofi_schedule_open(struct cofi_schedule *x, int direction);
 /* Backward, on S: delta, lse, dq = 0. */
 void cofi_schedule_grad_begin(struct cofi_schedule *x);
-/* On S, whatever happened: stores the outputs; after a failure poisons the arena and fills them
+/* On S behind all of C, whatever happened: stores the outputs; after a failure poisons the arena and fills them
  * with NaN. Returns what the call returns. */
 cof_status cofi_schedule_end_forward(struct cofi_schedule *x);
 cof_status cofi_schedule_end_backward(struct cofi_schedule *x);
@@ -46,16 +46,6 @@ void cofi_gather_forward(struct cofi_schedule *x);
 void cofi_gather_backward(struct cofi_schedule *x);
 
 /* ---- transfers ------------------------------------------------------------------------------ */
-
-static inline int cofi_ring_owner(const struct cofi_attention_plan *plan, int step)
-{
-    return (plan->rank - step + plan->n_ranks) % plan->n_ranks;
-}
-
-static inline int cofi_ring_writer(const struct cofi_attention_plan *plan, int step)
-{
-    return (plan->rank + step) % plan->n_ranks;
-}
 
 /* `data` seen as rows of [B][Hkv][dim]. */
 struct cofi_attention_view cofi_attention_rows(const struct cofi_attention_plan *plan, void *data,

@@ -17,7 +17,7 @@
 #include "symm/stream.h"
 
 #define MAX_HEAD_DIM 65536
-#define MAX_ELEMENTS (INT64_C(1) << 56)
+#define MAX_SIZE (INT64_C(1) << 56)
 
 /* ---- parameters ----------------------------------------------------------------------------- */
 
@@ -54,24 +54,27 @@ static cof_status check_choices(const cof_grad_return_params *p)
     return COF_OK;
 }
 
-static cof_status check_sizes(const cof_grad_return_params *p)
+static cof_layout layout_of(const cof_team *team, const cof_grad_return_params *p)
+{
+    return (cof_layout){p->layout, p->chunking, team->n_ranks, p->n_rows};
+}
+
+static cof_status check_sizes(const cof_team *team, const cof_grad_return_params *p)
 {
     const struct {
         const char *name;
         int64_t value, least, most;
-    } rules[] = {{"n_batch", p->n_batch, 1, MAX_ELEMENTS},
-                 {"n_rows", p->n_rows, 0, MAX_ELEMENTS},
-                 {"n_heads", p->n_heads, 1, MAX_ELEMENTS},
+    } rules[] = {{"n_batch", p->n_batch, 1, MAX_SIZE},
+                 {"n_rows", p->n_rows, 0, MAX_SIZE},
+                 {"n_heads", p->n_heads, 1, MAX_SIZE},
                  {"head_dim_k", p->head_dim_k, 1, MAX_HEAD_DIM},
                  {"head_dim_v", p->head_dim_v, 1, MAX_HEAD_DIM}};
     for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++)
         COF_FAIL_IF(rules[i].value < rules[i].least || rules[i].value > rules[i].most,
                     COF_ERR_INVALID, "params.%s = %lld: wanted %lld .. %lld", rules[i].name,
                     (long long)rules[i].value, (long long)rules[i].least, (long long)rules[i].most);
-    __int128 elements = (__int128)p->n_batch * p->n_heads * MAX_HEAD_DIM;
-    COF_FAIL_IF(elements > MAX_ELEMENTS || elements * p->n_rows > MAX_ELEMENTS, COF_ERR_INVALID,
-                "params: n_batch * n_rows * n_heads is past the address space");
-    return COF_OK;
+    cof_layout layout = layout_of(team, p);
+    return cofi_plan_check_size(&layout, p->n_batch, p->n_heads, MAX_HEAD_DIM);
 }
 
 static cof_status check_peers(const cof_team *team, const cof_grad_return_params *p)
@@ -95,7 +98,7 @@ static cof_status check_peers(const cof_team *team, const cof_grad_return_params
                     "params.peers: entry %d is dk %p, dv %p, ready %p: wanted addresses aligned to "
                     "4 bytes",
                     r, peers.dk[r], peers.dv[r], (void *)peers.ready[r]);
-    cof_layout layout = {p->layout, p->chunking, team->n_ranks, p->n_rows};
+    cof_layout layout = layout_of(team, p);
     int64_t rows = cof_layout_local_rows(&layout, 0);
     for (int r = 1; r < team->n_ranks; r++)
         COF_FAIL_IF(cof_layout_local_rows(&layout, r) != rows, COF_ERR_INVALID,
@@ -122,7 +125,7 @@ static cof_status read_params(const cof_team *team, const cof_grad_return_params
                             "params"));
     p->head_dim_v = p->head_dim_v ? p->head_dim_v : p->head_dim_k;
     COF_TRY(check_choices(p));
-    COF_TRY(check_sizes(p));
+    COF_TRY(check_sizes(team, p));
     return p->peers ? check_peers(team, p) : COF_OK;
 }
 
@@ -134,12 +137,9 @@ static void set_shape(struct cofi_grad_return_plan *plan, const cof_team *team,
     plan->params = *p;
     plan->rank = cof_team_rank(team);
     plan->n_ranks = cof_team_size(team);
-    plan->layout = (cof_layout){p->layout, p->chunking, plan->n_ranks, p->n_rows};
+    plan->layout = layout_of(team, p);
     plan->local_rows = cof_layout_local_rows(&plan->layout, plan->rank);
-    for (int r = 0; r < plan->n_ranks; r++) {
-        int64_t rows = cof_layout_local_rows(&plan->layout, r);
-        plan->max_rows = rows > plan->max_rows ? rows : plan->max_rows;
-    }
+    plan->max_rows = cofi_plan_max_rows(&plan->layout);
     plan->dim[0] = p->head_dim_k;
     plan->dim[1] = p->head_dim_v;
     plan->elem = cofi_elem_of(p->dtype);
@@ -226,20 +226,27 @@ cof_status cof_grad_return_workspace(cof_team *team, const cof_grad_return_param
 
 /* ---- plan ----------------------------------------------------------------------------------- */
 
+static size_t ready_stride(const cof_grad_return_peers *peers)
+{
+    return peers->ready_stride ? peers->ready_stride : sizeof(uint32_t);
+}
+
 static void describe(struct cofi_grad_return_plan *plan, const cof_arena *arena)
 {
     const cof_grad_return_params *p = &plan->params;
-    char engine[40];
+    char engine[40], stride[40] = "";
     cofi_arena_name(plan->base.team, arena, engine, sizeof engine);
+    if (p->peers) /* of the caller's memory what ranks must agree on */
+        snprintf(stride, sizeof stride, " ready_stride=%zu", ready_stride(p->peers));
     snprintf(plan->base.describe, sizeof plan->base.describe,
              "grad_return dtype=%s partial=%s wire=%s B=%lld S=%lld Hkv=%lld Dk=%lld Dv=%lld "
-             "layout=%s chunking=%s transfer=%s by=%s P=%d engine=%s device=cpu isa=%s",
+             "layout=%s chunking=%s transfer=%s%s by=%s P=%d engine=%s device=cpu isa=%s",
              cof_dtype_name(p->dtype), p->partial_f32 ? "f32" : cof_dtype_name(p->dtype),
              p->wire_f32 ? "f32" : cof_dtype_name(p->dtype), (long long)p->n_batch,
              (long long)p->n_rows, (long long)p->n_heads, (long long)p->head_dim_k,
              (long long)p->head_dim_v, p->layout == COF_LAYOUT_ZIGZAG ? "zigzag" : "contiguous",
              p->chunking == COF_CHUNKING_BALANCED ? "balanced" : "padded", plan->transport->name,
-             p->by_section ? "section" : "whole", plan->n_ranks, engine, cofi_isa_name(cofi_isa()));
+             stride, p->by_section ? "section" : "whole", plan->n_ranks, engine, cofi_isa_name(cofi_isa()));
 }
 
 static void destroy(cof_plan *base)
@@ -259,7 +266,7 @@ static void keep_peers(struct cofi_grad_return_plan *plan)
         plan->peers.base[1][r] = p->dv[r];
         plan->peers.ready[r] = (char *)p->ready[r];
     }
-    plan->peers.ready_stride = p->ready_stride ? p->ready_stride : sizeof(uint32_t);
+    plan->peers.ready_stride = ready_stride(p);
 }
 
 static cof_status allocate_local(struct cofi_grad_return_plan *plan)
@@ -310,18 +317,10 @@ cof_status cof_grad_return_plan_create(cof_team *team, const cof_grad_return_par
     COF_FAIL_IF(!team, COF_ERR_INVALID, "team: NULL");
     COF_FAIL_IF(!plan_out, COF_ERR_INVALID, "plan_out: NULL");
     *plan_out = NULL;
-    struct cofi_grad_return_plan *plan = calloc(1, sizeof *plan);
-    COF_FAIL_IF(!plan, COF_ERR_NOMEM, "grad_return plan: no memory");
-    plan->base = (struct cof_plan){.op = "grad_return", .destroy = destroy, .team = team};
-    cof_status status = build(plan, team, params, arena);
-    if (status != COF_OK) {
-        char text[COFI_ERROR_TEXT_BYTES];
-        memcpy(text, cof_last_error(), sizeof text);
-        destroy(&plan->base);
-        return cofi_fail_text(status, text);
-    }
-    *plan_out = &plan->base;
-    return COF_OK;
+    cof_plan *plan;
+    COF_TRY(cofi_plan_open(team, "grad_return", sizeof(struct cofi_grad_return_plan), destroy, &plan));
+    cof_status status = build((struct cofi_grad_return_plan *)plan, team, params, arena);
+    return cofi_plan_finish(plan, status, plan_out);
 }
 
 /* ---- calls ---------------------------------------------------------------------------------- */
@@ -431,6 +430,8 @@ cof_status cof_grad_return_run(cof_plan *base, const cof_grad_return_args *args,
     COF_TRY(cofi_team_status(base->team));
     if (plan->binding.arena && cofi_arena_status(plan->binding.arena) != COF_OK)
         return cofi_fail_text(COF_ERR_POISONED, cof_last_error());
+    if (plan->binding.arena)
+        COF_TRY(cofi_call_allowed(&plan->binding));
     if (plan->params.n_rows == 0) { /* there is nothing to do on any rank */
         plan->n_empty += call.last == plan->n_ranks;
         advance(plan, &call);
@@ -438,6 +439,8 @@ cof_status cof_grad_return_run(cof_plan *base, const cof_grad_return_args *args,
     }
     COF_TRY(cofi_stream_begin(base->team->world, stream, &s));
     cof_status status = cofi_gr_enqueue(plan, &call, s);
+    if (plan->binding.arena)
+        cofi_call_made(&plan->binding, call.last, plan->n_ranks);
     advance(plan, &call);
     return cofi_stream_end(base->team->world, stream, status);
 }

@@ -51,21 +51,21 @@ static cof_status read_sizes(cof_grad_return_params *p, const char *key, const c
     return COF_OK;
 }
 
-/* partial and wire of a describe line name a type; bf16 is held against dtype in read_case. */
 struct reading {
     struct cofi_gr_case *c;
-    bool partial_bf16, wire_bf16;
+    cof_dtype partial, wire; /* as named */
 };
 
 static cof_status read_choice(struct reading *r, const char *key, const char *value, bool *known)
 {
-    enum { DTYPE, PARTIAL, WIRE, LAYOUT, CHUNKING, TRANSFER, BY, WRITERS, N_CHOICES };
+    enum { LAYOUT, CHUNKING, TRANSFER, BY, WRITERS, N_CHOICES };
     static const struct {
         const char *key, *choices;
-    } words[N_CHOICES] = {{"dtype", "bf16|f32"},           {"partial", "dtype|f32|bf16"},
-                          {"wire", "dtype|f32|bf16"},      {"layout", "zigzag|contiguous"},
-                          {"chunking", "balanced|padded"}, {"transfer", "push|pull"},
-                          {"by", "whole|section"},         {"writers", "all|causal"}};
+    } words[N_CHOICES] = {{"layout", "zigzag|contiguous"},
+                          {"chunking", "balanced|padded"},
+                          {"transfer", "push|pull"},
+                          {"by", "whole|section"},
+                          {"writers", "all|causal"}};
     cof_grad_return_params *p = &r->c->params;
     int which = 0, idx = 0;
     while (which < N_CHOICES && strcmp(words[which].key, key))
@@ -75,9 +75,6 @@ static cof_status read_choice(struct reading *r, const char *key, const char *va
     *known = true;
     COF_TRY(cofi_bench_choice(key, value, words[which].choices, &idx));
     switch (which) {
-    case DTYPE: p->dtype = idx ? COF_F32 : COF_BF16; break;
-    case PARTIAL: p->partial_f32 = idx == 1; r->partial_bf16 = idx == 2; break;
-    case WIRE: p->wire_f32 = idx == 1; r->wire_bf16 = idx == 2; break;
     case LAYOUT: p->layout = (cof_layout_kind)idx; break;
     case CHUNKING: p->chunking = (cof_chunking)idx; break;
     case TRANSFER: p->transfer = (cof_grad_return_transfer)idx; break;
@@ -91,6 +88,10 @@ static cof_status read_word(void *arg, const char *key, const char *value)
 {
     struct reading *r = arg;
     bool known = false;
+    if (!strcmp(key, "dtype"))
+        return cofi_bench_dtype(key, value, &r->c->params.dtype);
+    if (!strcmp(key, "partial") || !strcmp(key, "wire"))
+        return cofi_bench_dtype_or_f32(key, value, *key == 'p' ? &r->partial : &r->wire);
     COF_TRY(read_sizes(&r->c->params, key, value, &known));
     if (!known)
         COF_TRY(read_choice(r, key, value, &known));
@@ -111,9 +112,8 @@ static cof_status read_case(const char *line, struct cofi_gr_case *c)
     COF_FAIL_IF(!p->n_rows || !p->n_heads || !p->head_dim_k, COF_ERR_INVALID,
                 "%s is missing: wanted S, Hkv and Dk",
                 !p->n_rows ? "S" : !p->n_heads ? "Hkv" : "Dk");
-    COF_FAIL_IF((r.partial_bf16 || r.wire_bf16) && p->dtype.bits == 32, COF_ERR_INVALID,
-                "%s = \"bf16\": wanted dtype or f32 with dtype = f32",
-                r.partial_bf16 ? "partial" : "wire");
+    COF_TRY(cofi_bench_is_f32("partial", r.partial, p->dtype, &p->partial_f32));
+    COF_TRY(cofi_bench_is_f32("wire", r.wire, p->dtype, &p->wire_f32));
     p->head_dim_v = p->head_dim_v ? p->head_dim_v : p->head_dim_k;
     __int128 elements = (__int128)p->n_batch * p->n_rows * p->n_heads;
     COF_FAIL_IF(elements > MAX_ELEMENTS || p->head_dim_k > MAX_BENCH_DIM ||
@@ -175,7 +175,7 @@ static cof_status size_case(const char *line, int n_ranks, struct cofi_bench_siz
     *size_out = (struct cofi_bench_size){
         .n_directions = 1,
         .set_bytes = (in + out) * both,
-        .wire_bytes = {(double)sent_rows(&c, &layout) / n_ranks * (double)both *
+        .wire_bytes = {(double)sent_rows(&c, &layout) * (double)both *
                        (double)(c.params.wire_f32 ? sizeof(float) : element)},
     };
     return COF_OK;

@@ -44,6 +44,7 @@ struct run {
     int64_t dim[2], local_rows;
     int n_sections;
     cof_dtype partial;
+    struct cofi_check_arena arena; /* with --engine attach */
     cof_plan *plan;
     cof_stream stream;
     uint32_t epoch;
@@ -301,9 +302,27 @@ static void inspect(struct run *run, int call, int round, struct cofi_check_resu
 
 /* ---- one case ------------------------------------------------------------------------------- */
 
+/* On an arena of its own; with --engine attach on one as large as the workspace call says. The
+ * caller's memory has none. */
+static cof_status make_plan(struct run *run)
+{
+    cof_team *team = run->job->team;
+    cof_workspace_sizes sizes = COF_WORKSPACE_SIZES_INIT;
+    if (run->job->attach && !run->c.params.peers) {
+        COF_TRY(cof_grad_return_workspace(team, &run->c.params, &sizes));
+        COF_TRY(cofi_check_arena_open(run->job, team, sizes.symmetric + sizes.words, 0, 0,
+                                      &run->arena));
+    }
+    cof_status status = cof_grad_return_plan_create(team, &run->c.params, run->arena.arena,
+                                                    &run->plan);
+    if (status != COF_OK)
+        cofi_check_arena_close(&run->arena);
+    return status;
+}
+
 static cof_status with_plan(struct run *run, struct cofi_check_result *result)
 {
-    COF_TRY(cof_grad_return_plan_create(run->job->team, &run->c.params, NULL, &run->plan));
+    COF_TRY(make_plan(run));
     cof_status status = cof_stream_create(run->job->world, 0, &run->stream);
     for (int round = 0; round < N_ROUNDS && status == COF_OK; round++) {
         status = run_calls(run);
@@ -316,6 +335,7 @@ static cof_status with_plan(struct run *run, struct cofi_check_result *result)
         status = cofi_check_agree(run->job->team, result);
     cof_stream_destroy(run->stream);
     cof_plan_destroy(run->plan);
+    cofi_check_arena_close(&run->arena);
     return status;
 }
 
