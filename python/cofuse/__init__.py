@@ -1,0 +1,66 @@
+# SPDX-FileCopyrightText: The Cofuse authors
+# SPDX-License-Identifier: Apache-2.0
+"""Cofuse: operators in which communication and computation are one thing.
+
+    world = cofuse.init()                       # this process's membership of a job
+    o, lse = cofuse.attention(q, k, v, team=world.team, mask="causal")
+
+Tensors are torch or NumPy, or of any library with DLPack; every rank passes its rows of the
+sequence (`Layout`). Errors are exceptions derived from `Error`.
+"""
+
+from ._cofuse import (
+    Arena,
+    AttentionPlan,
+    Busy,
+    Error,
+    Event,
+    GradReturnPlan,
+    InternalError,
+    InvalidArgument,
+    Mismatch,
+    OutOfMemory,
+    PeerDead,
+    Poisoned,
+    Stream,
+    SystemFailure,
+    Team,
+    Timeout,
+    Unsupported,
+    World,
+    __version__,
+    attention_workspace,
+    grad_return_workspace,
+)
+from ._functional import attention, attention_backward, grad_return
+from ._init import init
+from ._layout import Layout
+
+__all__ = [
+    "Arena",
+    "AttentionPlan",
+    "Busy",
+    "Error",
+    "Event",
+    "GradReturnPlan",
+    "InternalError",
+    "InvalidArgument",
+    "Layout",
+    "Mismatch",
+    "OutOfMemory",
+    "PeerDead",
+    "Poisoned",
+    "Stream",
+    "SystemFailure",
+    "Team",
+    "Timeout",
+    "Unsupported",
+    "World",
+    "__version__",
+    "attention",
+    "attention_backward",
+    "attention_workspace",
+    "grad_return",
+    "grad_return_workspace",
+    "init",
+]

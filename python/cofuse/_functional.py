@@ -1,0 +1,180 @@
+# SPDX-FileCopyrightText: The Cofuse authors
+# SPDX-License-Identifier: Apache-2.0
+"""Operators as functions: outputs are made like the inputs, plans are kept with the team.
+
+A plan is made at the first call with its parameters, which is collective like the call itself.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Optional, Sequence, Union
+
+from ._cofuse import AttentionPlan, GradReturnPlan, Stream, Team
+from ._layout import Layout
+
+
+def _empty(like: Any, shape: Sequence[int], dtype: Optional[str] = None) -> Any:
+    """A tensor of the same library, on the same device, of the same type unless one is named."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(like, torch.Tensor):
+        kind = like.dtype if dtype is None else getattr(torch, dtype)
+        return torch.empty(shape, dtype=kind, device=like.device)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(like, numpy.ndarray):
+        return numpy.empty(shape, like.dtype if dtype is None else dtype)
+    raise TypeError(
+        f"{type(like)}: outputs can be made for torch and NumPy; for other tensors, make them and "
+        "call the plan"
+    )
+
+
+def _dims(tensor: Any, name: str) -> tuple[int, ...]:
+    if len(tensor.shape) != 4:
+        raise ValueError(f"{name}: {len(tensor.shape)} dims, wanted 4")
+    return tuple(tensor.shape)
+
+
+_ATTENTION = ("format", "mask", "layout", "chunking", "schedule", "scale", "forward_only",
+              "wire_f32")
+
+
+def _attention_plan(
+    q: Any, k: Any, v: Any, team: Team, n_rows: Optional[int], options: tuple[Any, ...]
+) -> AttentionPlan:
+    """The team's plan for these shapes and options; looked up by what determines it."""
+    plans = team._plans
+    key = (q.dtype, q.shape, k.shape, v.shape, n_rows, options)
+    plan: Optional[AttentionPlan] = plans.get(key)
+    if plan is not None and plan.is_open:
+        return plan
+    params = dict(zip(_ATTENTION, options))
+    first, second, n_heads, head_dim_qk = _dims(q, "q")
+    n_batch, n_local = (second, first) if params["format"] in ("sbhd", 1) else (first, second)
+    plan = plans[key] = AttentionPlan(
+        team,
+        dtype=q.dtype,
+        n_batch=n_batch,
+        n_rows=n_local * team.size if n_rows is None else n_rows,
+        n_heads=n_heads,
+        n_kv_heads=_dims(k, "k")[2],
+        head_dim_qk=head_dim_qk,
+        head_dim_v=_dims(v, "v")[3],
+        **params,
+    )
+    return plan
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    team: Team,
+    mask: Union[str, int] = "none",
+    scale: Optional[float] = None,
+    n_rows: Optional[int] = None,
+    format: Union[str, int] = "bshd",
+    layout: Union[str, int] = "zigzag",
+    chunking: Union[str, int] = "balanced",
+    schedule: Union[str, int] = "default",
+    forward_only: bool = False,
+    wire_f32: bool = False,
+    stream: Optional[Stream] = None,
+) -> tuple[Any, Any]:
+    """Context-parallel attention over the sequence of all ranks: (o, lse).
+
+    q [B, S_local, H, Dqk], k [B, S_local, Hkv, Dqk], v [B, S_local, Hkv, Dv] in float32, float16
+    or bfloat16; o [B, S_local, H, Dv] in the same type, lse float32 [B, H, S_local]. With format
+    "sbhd" the first two dims are exchanged, those of lse apart. n_rows is the whole sequence: P
+    times S_local unless given, which it is on all ranks where they hold different numbers of rows.
+    scale: None means 1/sqrt(Dqk). forward_only: no memory for a backward of the same plan.
+    No gradient is recorded: `attention_backward` computes it.
+    """
+    options = (format, mask, layout, chunking, schedule, scale, forward_only, wire_f32)
+    plan = _attention_plan(q, k, v, team, n_rows, options)
+    first, second, n_heads, _ = q.shape
+    batch, rows = (second, first) if format in ("sbhd", 1) else (first, second)
+    o = _empty(q, (first, second, n_heads, v.shape[3]))
+    lse = _empty(q, (batch, n_heads, rows), "float32")
+    plan.forward(q, k, v, o, lse, None, stream)
+    return o, lse
+
+
+def attention_backward(
+    q: Any,
+    k: Any,
+    v: Any,
+    o: Any,
+    lse: Any,
+    dout: Any,
+    *,
+    team: Team,
+    mask: Union[str, int] = "none",
+    scale: Optional[float] = None,
+    n_rows: Optional[int] = None,
+    format: Union[str, int] = "bshd",
+    layout: Union[str, int] = "zigzag",
+    chunking: Union[str, int] = "balanced",
+    schedule: Union[str, int] = "default",
+    wire_f32: bool = False,
+    stream: Optional[Stream] = None,
+) -> tuple[Any, Any, Any]:
+    """Gradients (dq, dk, dv) of `attention` for dout, shaped like q, k, v.
+
+    o and lse are what `attention` returned; the parameters are those it was called with.
+    """
+    options = (format, mask, layout, chunking, schedule, scale, False, wire_f32)
+    plan = _attention_plan(q, k, v, team, n_rows, options)
+    dq, dk, dv = (_empty(t, tuple(t.shape)) for t in (q, k, v))
+    plan.backward(q, k, v, o, lse, dout, dq, dk, dv, None, stream)
+    return dq, dk, dv
+
+
+def grad_return(
+    dk: Any,
+    dv: Any,
+    *,
+    team: Team,
+    dtype: Optional[str] = None,
+    writers: Union[str, int, None] = None,
+    writer_table: Optional[Sequence[int]] = None,
+    layout: Union[str, int] = "zigzag",
+    chunking: Union[str, int] = "balanced",
+    transfer: Union[str, int] = "push",
+    wire_f32: bool = False,
+    stream: Optional[Stream] = None,
+) -> tuple[Any, Any]:
+    """Sums of all ranks' partials for the rows of this rank: (dk, dv) [S_local, B, Hkv, D].
+
+    dk, dv [S, B, Hkv, D] are this rank's partials for the whole sequence, in the order of global
+    rows. dtype: "float32", "float16" or "bfloat16" of the outputs; partials have the same or are
+    float32. writers: "all" (None), "causal", or "table" with writer_table.
+    """
+    n_rows, n_batch, n_heads, head_dim_k = _dims(dk, "dk")
+    head_dim_v = _dims(dv, "dv")[3]
+    own = str(dk.dtype).replace("torch.", "")
+    wanted = own if dtype is None else dtype
+    options = (wanted, layout, chunking, transfer, wire_f32)
+    key = (own, dk.shape, dv.shape, options)
+    plan = team._plans.get(key)
+    if plan is None or not plan.is_open:
+        plan = team._plans[key] = GradReturnPlan(
+            team,
+            dtype=wanted,
+            partial_f32=own == "float32" and wanted != own,
+            n_batch=n_batch,
+            n_rows=n_rows,
+            n_heads=n_heads,
+            head_dim_k=head_dim_k,
+            head_dim_v=head_dim_v,
+            layout=layout,
+            chunking=chunking,
+            transfer=transfer,
+            wire_f32=wire_f32,
+        )
+    n_local = Layout(n_rows, team.size, layout, chunking).local_rows(team.rank)
+    dk_out = _empty(dk, (n_local, n_batch, n_heads, head_dim_k), wanted)
+    dv_out = _empty(dv, (n_local, n_batch, n_heads, head_dim_v), wanted)
+    plan.run(dk, dv, dk_out, dv_out, writers, writer_table, stream)
+    return dk_out, dv_out

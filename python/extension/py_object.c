@@ -1,0 +1,301 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+/* Life of the objects: references upwards, closing, the garbage collector.
+ *
+ * Closing works in three steps. First nothing may be in use by a call of another thread. Then all
+ * that is to be closed is marked, so that no call begins on it while the GIL is away, and the
+ * streams that have queued calls for any of it run empty. Then the handles go: streams, plans,
+ * arenas, teams, the world. An object that nobody refers to any more has nothing below it and is in
+ * no queue, as both would refer to it: it goes at once. */
+#include "py_common.h"
+
+#include <stdlib.h>
+
+PyTypeObject *cofi_py_types[COFI_PY_WORLD + 1]; /* that of a plan depends on its operator */
+static const char *const kind_names[] = {"stream", "plan", "arena", "team", "world"};
+
+/* ---- making --------------------------------------------------------------------------------- */
+
+static void link_to_world(struct cofi_py_object *o)
+{
+    struct cofi_py_object *w = o->world;
+    o->next = w->next;
+    o->previous = w;
+    if (w->next)
+        w->next->previous = o;
+    w->next = o;
+}
+
+static void unlink_from_world(struct cofi_py_object *o)
+{
+    if (o->previous)
+        o->previous->next = o->next;
+    if (o->next)
+        o->next->previous = o->previous;
+    o->next = o->previous = NULL;
+}
+
+struct cofi_py_object *cofi_py_new(PyTypeObject *type, enum cofi_py_kind kind,
+                                   struct cofi_py_object *world, struct cofi_py_object *team,
+                                   struct cofi_py_object *arena)
+{
+    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    struct cofi_py_object *o = (struct cofi_py_object *)alloc(type, 0);
+    if (!o)
+        return NULL;
+    Py_XINCREF((PyObject *)world);
+    Py_XINCREF((PyObject *)team);
+    Py_XINCREF((PyObject *)arena);
+    o->kind = kind;
+    o->world = world;
+    o->team = team;
+    o->arena = arena;
+    if (world)
+        link_to_world(o);
+    return o;
+}
+
+PyObject *cofi_py_no_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    (void)args;
+    (void)kwargs;
+    return PyErr_Format(PyExc_TypeError, "%R is made by a method, not by its class", type);
+}
+
+struct cofi_py_object *cofi_py_cast(PyObject *object, enum cofi_py_kind kind, const char *name)
+{
+    if (Py_TYPE(object) == cofi_py_types[kind])
+        return (struct cofi_py_object *)object;
+    PyErr_Format(PyExc_TypeError, "%s: %R, wanted a %s", name, Py_TYPE(object), kind_names[kind]);
+    return NULL;
+}
+
+/* ---- use ------------------------------------------------------------------------------------ */
+
+bool cofi_py_enter(struct cofi_py_object *o)
+{
+    if (!o->is_open) {
+        cofi_py_raise(COF_ERR_INVALID, "%s: destroyed", kind_names[o->kind]);
+        return false;
+    }
+    o->n_users++;
+    Py_INCREF((PyObject *)o);
+    return true;
+}
+
+void cofi_py_leave(struct cofi_py_object *o)
+{
+    o->n_users--;
+    Py_DECREF((PyObject *)o);
+}
+
+static struct cofi_py_object *world_of(struct cofi_py_object *o)
+{
+    return o->kind == COFI_PY_WORLD ? o : o->world;
+}
+
+bool cofi_py_enter_collective(struct cofi_py_object *o)
+{
+    struct cofi_py_object *world = world_of(o);
+    if (!cofi_py_enter(o))
+        return false;
+    if (world->is_in_collective) {
+        cofi_py_leave(o);
+        cofi_py_raise(COF_ERR_INVALID, "another thread is in a collective call of this world");
+        return false;
+    }
+    world->is_in_collective = true;
+    return true;
+}
+
+void cofi_py_leave_collective(struct cofi_py_object *o)
+{
+    world_of(o)->is_in_collective = false;
+    cofi_py_leave(o);
+}
+
+PyObject *cofi_py_is_open(PyObject *self, void *unused)
+{
+    (void)unused;
+    return PyBool_FromLong(((struct cofi_py_object *)self)->is_open);
+}
+
+/* ---- closing -------------------------------------------------------------------------------- */
+
+/* Lets go of the handle. The stream's threads end after the queued calls have run. */
+static void destroy_handle(struct cofi_py_object *o)
+{
+    switch (o->kind) {
+    case COFI_PY_STREAM:
+        Py_BEGIN_ALLOW_THREADS
+        cof_stream_destroy(o->stream_handle);
+        Py_END_ALLOW_THREADS
+        cofi_py_hold_release(o);
+        break;
+    case COFI_PY_PLAN:
+        cof_plan_destroy(o->plan_handle);
+        break;
+    case COFI_PY_ARENA:
+        cof_arena_destroy(o->arena_handle);
+        break;
+    case COFI_PY_TEAM:
+        if (!o->is_borrowed)
+            cof_team_destroy(o->team_handle);
+        break;
+    case COFI_PY_WORLD:
+        Py_BEGIN_ALLOW_THREADS
+        cof_world_destroy(o->world_handle);
+        Py_END_ALLOW_THREADS
+        break;
+    }
+}
+
+static bool depends(const struct cofi_py_object *o, const struct cofi_py_object *on)
+{
+    return o == on || o->world == on || o->team == on || o->arena == on;
+}
+
+/* Some of a world's objects, counted. */
+struct set {
+    struct cofi_py_object **items;
+    int n;
+};
+
+static bool set_of(struct set *set, struct cofi_py_object *world,
+                   bool (*wanted)(const struct cofi_py_object *, const void *), const void *arg)
+{
+    int n = 0;
+    for (struct cofi_py_object *o = world; o; o = o->next)
+        n++;
+    *set = (struct set){malloc((size_t)n * sizeof *set->items), 0};
+    if (!set->items) {
+        PyErr_NoMemory();
+        return false;
+    }
+    for (struct cofi_py_object *o = world; o; o = o->next)
+        if (o->is_open && wanted(o, arg)) {
+            Py_INCREF((PyObject *)o);
+            set->items[set->n++] = o;
+        }
+    return true;
+}
+
+static void set_free(struct set *set)
+{
+    for (int i = 0; i < set->n; i++)
+        Py_DECREF((PyObject *)set->items[i]);
+    free(set->items);
+}
+
+static bool is_below(const struct cofi_py_object *o, const void *top)
+{
+    return depends(o, top);
+}
+
+/* A stream with a queued call that needs something of the set, itself apart. */
+static bool is_queue_of(const struct cofi_py_object *o, const void *set_arg)
+{
+    const struct set *set = set_arg;
+    for (int i = 0; o->kind == COFI_PY_STREAM && i < set->n; i++)
+        if (cofi_py_holds(o, set->items[i]))
+            return true;
+    return false;
+}
+
+static bool is_unused(const struct set *set)
+{
+    for (int i = 0; i < set->n; i++)
+        if (set->items[i]->n_users) {
+            cofi_py_raise(COF_ERR_INVALID, "%s: a call of another thread is in it",
+                          kind_names[set->items[i]->kind]);
+            return false;
+        }
+    return true;
+}
+
+static void close_all(const struct set *closing, const struct set *queues)
+{
+    for (int i = 0; i < closing->n; i++)
+        closing->items[i]->is_open = false;
+    for (int i = 0; i < queues->n; i++) {
+        queues->items[i]->n_users++;
+        cofi_py_drain(queues->items[i]); /* its error is for who syncs it */
+        queues->items[i]->n_users--;
+    }
+    for (int kind = COFI_PY_STREAM; kind <= COFI_PY_WORLD; kind++)
+        for (int i = 0; i < closing->n; i++)
+            if ((int)closing->items[i]->kind == kind)
+                destroy_handle(closing->items[i]);
+    for (int i = 0; i < closing->n; i++)
+        Py_CLEAR(closing->items[i]->below);
+}
+
+PyObject *cofi_py_close(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    struct cofi_py_object *o = (struct cofi_py_object *)self, *world = world_of(o);
+    struct set closing, queues;
+    if (!o->is_open)
+        Py_RETURN_NONE;
+    if (o->is_borrowed)
+        return cofi_py_raise(COF_ERR_INVALID, "team: the world's own, which goes with the world");
+    if (!set_of(&closing, world, is_below, o))
+        return NULL;
+    if (!set_of(&queues, world, is_queue_of, &closing)) {
+        set_free(&closing);
+        return NULL;
+    }
+    bool ok = is_unused(&closing) && is_unused(&queues);
+    if (ok)
+        close_all(&closing, &queues);
+    set_free(&queues);
+    set_free(&closing);
+    if (!ok)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+/* ---- the garbage collector ------------------------------------------------------------------ */
+
+int cofi_py_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    struct cofi_py_object *o = (struct cofi_py_object *)self;
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT((PyObject *)o->world);
+    Py_VISIT((PyObject *)o->team);
+    Py_VISIT((PyObject *)o->arena);
+    Py_VISIT(o->below);
+    return 0;
+}
+
+/* Every cycle has a reference downwards in it; those upwards stay until the object itself goes, so
+ * that what is below goes first. */
+int cofi_py_clear(PyObject *self)
+{
+    Py_CLEAR(((struct cofi_py_object *)self)->below);
+    return 0;
+}
+
+void cofi_py_dealloc(PyObject *self)
+{
+    struct cofi_py_object *o = (struct cofi_py_object *)self;
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject *error_type, *error, *trace;
+    PyObject_GC_UnTrack(self);
+    PyErr_Fetch(&error_type, &error, &trace);
+    if (o->kind != COFI_PY_WORLD)
+        unlink_from_world(o);
+    Py_CLEAR(o->below);
+    if (o->is_open) {
+        o->is_open = false;
+        destroy_handle(o);
+    }
+    free(o->held);
+    Py_CLEAR(o->arena);
+    Py_CLEAR(o->team);
+    Py_CLEAR(o->world);
+    PyErr_Restore(error_type, error, trace);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(self);
+    Py_DECREF((PyObject *)type);
+}

@@ -1,0 +1,272 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+/* Parameters from keywords, plans, and their calls. */
+#include "py_plan.h"
+
+/* ---- parameters ----------------------------------------------------------------------------- */
+
+static bool append_name(PyObject **text, const char *name)
+{
+    PyObject *longer = PyUnicode_FromFormat(PyUnicode_GetLength(*text) ? "%U, %s" : "%U%s", *text,
+                                            name);
+    Py_DECREF(*text);
+    *text = longer;
+    return longer;
+}
+
+static PyObject *list_names(const char *const *names)
+{
+    PyObject *text = PyUnicode_FromString("");
+    for (int i = 0; text && names[i]; i++)
+        append_name(&text, names[i]);
+    return text;
+}
+
+bool cofi_py_enum_read(PyObject *object, const char *name, const char *const *names, int *out)
+{
+    if (object == Py_None)
+        return true;
+    if (PyLong_Check(object)) { /* the library refuses what is out of range */
+        long number = PyLong_AsLong(object);
+        *out = number < INT32_MIN || number > INT32_MAX ? -1 : (int)number;
+        return !(number == -1 && PyErr_Occurred());
+    }
+    for (int i = 0; PyUnicode_Check(object) && names[i]; i++)
+        if (PyUnicode_CompareWithASCIIString(object, names[i]) == 0) {
+            *out = i;
+            return true;
+        }
+    PyObject *wanted = list_names(names);
+    PyObject *text = NULL;
+    if (wanted)
+        text = PyUnicode_FromFormat("%s = %R: wanted one of %U", name, object, wanted);
+    PyObject *bytes = text ? PyUnicode_AsUTF8String(text) : NULL;
+    if (bytes)
+        cofi_py_raise(COF_ERR_INVALID, "%s", PyBytes_AsString(bytes));
+    Py_XDECREF(bytes);
+    Py_XDECREF(text);
+    Py_XDECREF(wanted);
+    return false;
+}
+
+/* "bf16", "bfloat16", torch.bfloat16, numpy.float32, numpy.dtype("f4"): by what it is called. */
+static bool read_dtype(PyObject *object, cof_dtype *out)
+{
+    PyObject *text = PyObject_Str(object), *bytes = text ? PyUnicode_AsUTF8String(text) : NULL;
+    const char *name = bytes ? PyBytes_AsString(bytes) : NULL;
+    bool found = true;
+    if (!name)
+        found = false;
+    else if (strstr(name, "bfloat16") || strcmp(name, "bf16") == 0)
+        *out = COF_BF16;
+    else if (strstr(name, "float16") || strcmp(name, "f16") == 0)
+        *out = COF_F16;
+    else if (strstr(name, "float32") || strcmp(name, "f32") == 0)
+        *out = COF_F32;
+    else
+        found = false;
+    if (name && !found)
+        cofi_py_raise(COF_ERR_INVALID, "dtype = %s: wanted bf16, f16 or f32", name);
+    Py_XDECREF(text);
+    Py_XDECREF(bytes);
+    return found;
+}
+
+static bool read_field(PyObject *value, const struct cofi_py_field *field, char *params)
+{
+    void *at = params + field->offset;
+    int number = 0;
+    switch (field->kind) {
+    case COFI_PY_FLAG:
+        number = PyObject_IsTrue(value);
+        *(int *)at = number;
+        return number >= 0;
+    case COFI_PY_I64:
+        *(int64_t *)at = PyLong_AsLongLong(value);
+        return !PyErr_Occurred();
+    case COFI_PY_DOUBLE:
+        *(double *)at = PyFloat_AsDouble(value);
+        return !PyErr_Occurred();
+    case COFI_PY_DTYPE:
+        return read_dtype(value, at);
+    case COFI_PY_ENUM:
+        if (!cofi_py_enum_read(value, field->name, field->names, &number))
+            return false;
+        *(int *)at = number; /* enums have the size of int */
+        return true;
+    }
+    return false;
+}
+
+static const struct cofi_py_field *find_field(PyObject *key, const struct cofi_py_field *fields)
+{
+    for (const struct cofi_py_field *field = fields; field->name; field++)
+        if (PyUnicode_CompareWithASCIIString(key, field->name) == 0)
+            return field;
+    PyObject *names = PyUnicode_FromString("");
+    for (const struct cofi_py_field *field = fields; names && field->name; field++)
+        append_name(&names, field->name);
+    if (names)
+        PyErr_Format(PyExc_TypeError, "no parameter %R; there are %U", key, names);
+    Py_XDECREF(names);
+    return NULL;
+}
+
+bool cofi_py_fields_read(PyObject *keywords, const struct cofi_py_field *fields, void *params)
+{
+    PyObject *key, *value;
+    Py_ssize_t at = 0;
+    while (keywords && PyDict_Next(keywords, &at, &key, &value)) {
+        if (PyUnicode_CompareWithASCIIString(key, "arena") == 0)
+            continue;
+        const struct cofi_py_field *field = find_field(key, fields);
+        if (!field || (value != Py_None && !read_field(value, field, params)))
+            return false;
+    }
+    return true;
+}
+
+/* ---- plans ---------------------------------------------------------------------------------- */
+
+/* A params struct, aligned for any. */
+union params {
+    size_t size;
+    int64_t alignment;
+    char bytes[COFI_PY_PARAMS_BYTES];
+};
+
+static struct cofi_py_object *read_arguments(PyObject *args, PyObject *keywords,
+                                             const struct cofi_py_operator *op,
+                                             union params *params, struct cofi_py_object **arena)
+{
+    PyObject *team = NULL;
+    memset(params, 0, sizeof *params);
+    params->size = op->params_size;
+    if (!PyArg_ParseTuple(args, "O", &team) ||
+        !cofi_py_fields_read(keywords, op->fields, params->bytes))
+        return NULL;
+    PyObject *named = keywords ? PyDict_GetItemString(keywords, "arena") : NULL;
+    *arena = NULL;
+    if (named && named != Py_None && !(*arena = cofi_py_cast(named, COFI_PY_ARENA, "arena")))
+        return NULL;
+    return cofi_py_cast(team, COFI_PY_TEAM, "team");
+}
+
+PyObject *cofi_py_plan_new(PyTypeObject *type, PyObject *args, PyObject *keywords,
+                           const struct cofi_py_operator *op)
+{
+    union params params;
+    struct cofi_py_object *arena, *team = read_arguments(args, keywords, op, &params, &arena);
+    if (!team || (arena && !cofi_py_enter(arena)))
+        return NULL;
+    struct cofi_py_object *plan = NULL;
+    if (cofi_py_enter_collective(team)) {
+        cof_status status = COF_OK;
+        plan = cofi_py_new(type, COFI_PY_PLAN, team->world, team, arena);
+        if (plan) {
+            cof_arena *handle = arena ? arena->arena_handle : NULL;
+            Py_BEGIN_ALLOW_THREADS
+            status = op->plan_create(team->team_handle, &params, handle, &plan->plan_handle);
+            Py_END_ALLOW_THREADS
+            plan->is_open = status == COF_OK;
+        }
+        if (status != COF_OK) {
+            cofi_py_fail(status);
+            Py_CLEAR(plan);
+        }
+        cofi_py_leave_collective(team);
+    }
+    if (arena)
+        cofi_py_leave(arena);
+    return (PyObject *)plan;
+}
+
+PyObject *cofi_py_plan_workspace(PyObject *args, PyObject *keywords,
+                                 const struct cofi_py_operator *op)
+{
+    union params params;
+    struct cofi_py_object *arena, *team = read_arguments(args, keywords, op, &params, &arena);
+    cof_workspace_sizes sizes = COF_WORKSPACE_SIZES_INIT;
+    if (!team || !cofi_py_enter(team))
+        return NULL;
+    cof_status status = op->workspace(team->team_handle, &params, &sizes);
+    cofi_py_leave(team);
+    if (status != COF_OK)
+        return cofi_py_fail(status);
+    return Py_BuildValue("{s:n,s:n,s:n,s:n}", "local", (Py_ssize_t)sizes.local, "symmetric",
+                         (Py_ssize_t)sizes.symmetric, "saved", (Py_ssize_t)sizes.saved, "words",
+                         (Py_ssize_t)sizes.words);
+}
+
+PyObject *cofi_py_plan_describe(PyObject *self, void *unused)
+{
+    struct cofi_py_object *plan = (struct cofi_py_object *)self;
+    (void)unused;
+    if (!plan->is_open)
+        return cofi_py_raise(COF_ERR_INVALID, "plan: destroyed");
+    return PyUnicode_FromString(cof_plan_describe(plan->plan_handle));
+}
+
+/* ---- calls ---------------------------------------------------------------------------------- */
+
+bool cofi_py_call_begin(struct cofi_py_call *call, PyObject *plan, PyObject *stream)
+{
+    call->plan = (struct cofi_py_object *)plan;
+    call->stream = NULL;
+    call->n_tensors = 0;
+    if (stream && stream != Py_None) {
+        call->stream = cofi_py_cast(stream, COFI_PY_STREAM, "stream");
+        if (!call->stream || !cofi_py_hold_reserve(call->stream))
+            return false;
+        if (call->stream->world != call->plan->world) {
+            cofi_py_raise(COF_ERR_INVALID, "stream: of another world than the plan");
+            return false;
+        }
+    }
+    if (!cofi_py_enter(call->plan))
+        return false;
+    if (call->stream && !cofi_py_enter(call->stream)) {
+        cofi_py_leave(call->plan);
+        return false;
+    }
+    return true;
+}
+
+bool cofi_py_call_take(struct cofi_py_call *call, PyObject *object, const char *name,
+                       bool is_output, const cof_tensor **out)
+{
+    struct cofi_py_tensor *tensor = &call->tensors[call->n_tensors];
+    *out = NULL;
+    if (!object || object == Py_None)
+        return true; /* the library knows what may be left out */
+    if (!cofi_py_tensor_get(object, name, is_output, tensor))
+        return false;
+    call->n_tensors++;
+    *out = &tensor->view;
+    return true;
+}
+
+PyObject *cofi_py_call_end(struct cofi_py_call *call, bool ok, cofi_py_run_fn run, const void *args)
+{
+    cof_status status = COF_OK;
+    if (ok) {
+        cof_stream stream = call->stream ? call->stream->stream_handle : COF_STREAM_NOW;
+        Py_BEGIN_ALLOW_THREADS
+        status = run(call->plan->plan_handle, args, stream);
+        Py_END_ALLOW_THREADS
+        if (status != COF_OK)
+            cofi_py_fail(status);
+    }
+    /* A call that failed half-way has part of its work in the queue. */
+    if (ok && call->stream && status != COF_ERR_INVALID)
+        cofi_py_hold(call->stream, (PyObject *)call->plan, call->tensors, call->n_tensors);
+    else
+        for (int i = 0; i < call->n_tensors; i++)
+            cofi_py_tensor_release(&call->tensors[i]);
+    if (call->stream)
+        cofi_py_leave(call->stream);
+    cofi_py_leave(call->plan);
+    if (!ok || status != COF_OK)
+        return NULL;
+    Py_RETURN_NONE;
+}

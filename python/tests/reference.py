@@ -1,0 +1,43 @@
+# SPDX-FileCopyrightText: The Cofuse authors
+# SPDX-License-Identifier: Apache-2.0
+"""Attention and its gradients in fp64, by the formulas, on the whole sequence."""
+
+import numpy as np
+
+
+def attention(q, k, v, mask, scale=None, dout=None):
+    """q, k, v [B, S, heads, D] -> o, lse [B, H, S], and dq, dk, dv with dout."""
+    q, k, v = (t.astype(np.float64) for t in (q, k, v))
+    group = q.shape[2] // k.shape[2]
+    keys, values = (np.repeat(t, group, axis=2) for t in (k, v))
+    scale = scale or 1 / np.sqrt(q.shape[3])
+    score = scale * np.einsum("bihd,bjhd->bhij", q, keys)
+    if mask == "causal":
+        n = q.shape[1]
+        score = np.where(np.tril(np.ones((n, n), bool)), score, -np.inf)
+    top = score.max(-1, keepdims=True)
+    weight = np.exp(score - top)
+    total = weight.sum(-1, keepdims=True)
+    p = weight / total
+    lse = (top + np.log(total))[..., 0]
+    o = np.einsum("bhij,bjhd->bihd", p, values)
+    if dout is None:
+        return o, lse
+    dout = dout.astype(np.float64)
+    dp = np.einsum("bihd,bjhd->bhij", dout, values)
+    delta = np.einsum("bihd,bihd->bhi", dout, o)
+    ds = scale * p * (dp - delta[..., None])
+    dq = np.einsum("bhij,bjhd->bihd", ds, keys)
+    dk = np.einsum("bhij,bihd->bjhd", ds, q)
+    dv = np.einsum("bhij,bihd->bjhd", p, dout)
+    dk = dk.reshape(*k.shape[:2], k.shape[2], group, -1).sum(3)
+    dv = dv.reshape(*v.shape[:2], v.shape[2], group, -1).sum(3)
+    return o, lse, dq, dk, dv
+
+
+def close(ours, wanted, bound):
+    """Relative root mean square error within the bound."""
+    wanted = np.asarray(wanted, np.float64)
+    error = np.sqrt(np.mean((np.asarray(ours, np.float64) - wanted) ** 2))
+    size = np.sqrt(np.mean(wanted**2))
+    assert error <= bound * size, f"error {error:.3e} of {size:.3e}, wanted {bound} of it"

@@ -1,0 +1,261 @@
+# SPDX-FileCopyrightText: The Cofuse authors
+# SPDX-License-Identifier: Apache-2.0
+"""One rank: tensors, errors, lifetime, layouts."""
+
+import gc
+import os
+import threading
+import weakref
+
+import numpy as np
+import pytest
+
+import cofuse
+
+SHAPE = dict(dtype="f32", n_batch=1, n_rows=8, n_heads=2, head_dim_qk=16)
+
+
+def tensors():
+    q, k, v, o = (np.ones((1, 8, 2, 16), np.float32) for _ in range(4))
+    return q, k, v, o, np.empty((1, 2, 8), np.float32)
+
+
+# ---- tensors ----
+
+
+def test_read_only_input(world):
+    q, k, v, o, lse = tensors()
+    if np.lib.NumpyVersion(np.__version__) < "2.1.0":
+        pytest.skip("this NumPy does not export read-only arrays")
+    for t in (q, k, v):
+        t.flags.writeable = False
+    plan = cofuse.AttentionPlan(world.team, **SHAPE)
+    plan.forward(q, k, v, o, lse)
+    np.testing.assert_allclose(o, 1, rtol=1e-6)
+    with pytest.raises(cofuse.InvalidArgument, match="o: read-only"):
+        plan.forward(q, k, v, q, lse)
+
+
+def test_strides(world):
+    q, k, v, o, lse = tensors()
+    plan = cofuse.AttentionPlan(world.team, **SHAPE)
+    wide = np.full((1, 8, 2, 48), 2, np.float32)
+    plan.forward(q, k, wide[..., 16:32], o, lse)
+    np.testing.assert_allclose(o, 2, rtol=1e-6)
+    wide[..., 16:32] = o + 1
+    assert wide[0, 0, 0, 15] == 2 and wide[0, 0, 0, 16] == 3
+
+
+class Old:
+    """An exporter from before DLPack 1.0; it counts what is alive of its exports."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, stream=None):
+        return self.array.__dlpack__()
+
+
+class Future:
+    def __dlpack__(self, **keywords):
+        raise BufferError("not today")
+
+
+def test_other_exporters(world):
+    q, k, v, o, lse = tensors()
+    plan = cofuse.AttentionPlan(world.team, **SHAPE)
+    for _ in range(3):
+        plan.forward(Old(q), k, Old(v), Old(o), lse)
+    np.testing.assert_allclose(o, 1, rtol=1e-6)
+    with pytest.raises(BufferError, match="k: not today"):
+        plan.forward(q, Future(), v, o, lse)
+    with pytest.raises(TypeError, match="v: .*is no tensor"):
+        plan.forward(q, k, 3, o, lse)
+    plan.forward(q, k, v, o, lse)
+
+
+def test_exports_are_released(world):
+    q, k, v, o, lse = tensors()
+    plan = cofuse.AttentionPlan(world.team, **SHAPE)
+    gone = weakref.ref(q)
+    with pytest.raises(ValueError):
+        plan.forward(q, k, v, o, lse[:, :, :3])
+    stream = cofuse.Stream(world)
+    plan.forward(q, k, v, o, lse, stream=stream)
+    del q
+    assert gone() is not None, "a queued call keeps its tensors"
+    stream.sync()
+    assert gone() is None
+    gone = weakref.ref(k)
+    stream.destroy()
+    plan.forward(v, k, v, o, lse)
+    del k
+    assert gone() is None
+
+
+def test_torch(world):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    q = torch.randn(1, 8, 2, 16).bfloat16()
+    o, lse = cofuse.attention(q, q, q, team=world.team)
+    wanted = torch.nn.functional.scaled_dot_product_attention(*(q.float().transpose(1, 2),) * 3)
+    torch.testing.assert_close(o.float(), wanted.transpose(1, 2), atol=3e-2, rtol=3e-2)
+    with pytest.raises(cofuse.InvalidArgument, match="k: requires a gradient"):
+        cofuse.attention(q, torch.nn.Parameter(q), q, team=world.team)
+
+
+# ---- errors ----
+
+
+def test_error_classes(world):
+    with pytest.raises(cofuse.InvalidArgument, match="n_heads = 0") as seen:
+        cofuse.AttentionPlan(world.team, **{**SHAPE, "n_heads": 0})
+    assert isinstance(seen.value, ValueError) and isinstance(seen.value, cofuse.Error)
+    assert (seen.value.status, seen.value.name) == (-1, "COF_ERR_INVALID")
+    assert issubclass(cofuse.Timeout, TimeoutError)
+    assert issubclass(cofuse.OutOfMemory, MemoryError)
+    with pytest.raises(cofuse.InvalidArgument, match="wanted one of none, causal"):
+        cofuse.AttentionPlan(world.team, **SHAPE, mask="some")
+    with pytest.raises(TypeError, match="no parameter 'maks'"):
+        cofuse.AttentionPlan(world.team, **SHAPE, maks="causal")
+    with pytest.raises(TypeError, match="made by a method"):
+        cofuse.Team()
+    with pytest.raises(TypeError, match="team: .*wanted a team"):
+        cofuse.AttentionPlan(world, **SHAPE)
+
+
+def test_missing_rank_times_out():
+    with pytest.raises(cofuse.Timeout, match="did not arrive"):
+        cofuse.init(rank=0, size=2, job=f"alone-{os.getpid()}", init_timeout=0.5)
+
+
+def test_dtypes(world):
+    for dtype in ("f32", "float32", np.float32, np.dtype("f4")):
+        assert "dtype=f32" in cofuse.AttentionPlan(
+            world.team, **{**SHAPE, "dtype": dtype}).describe
+    assert "dtype=bf16" in cofuse.AttentionPlan(
+        world.team, **{**SHAPE, "dtype": "bfloat16"}).describe
+
+
+# ---- lifetime ----
+
+
+def test_any_order():
+    world = cofuse.init(rank=0, size=1)
+    team = world.team
+    arena = cofuse.Arena(team, 1 << 20)
+    plan = cofuse.AttentionPlan(team, arena=arena, **SHAPE)
+    stream = cofuse.Stream(world)
+    event = stream.record()
+    alone = world.team_from_ranks([0])
+    plan.forward(*tensors(), stream=stream)
+    world.close()
+    world.close()
+    for thing in (team, arena, plan, stream, alone, world):
+        assert not thing.is_open
+    for call in (team.barrier, alone.query, stream.sync, lambda: plan.forward(*tensors())):
+        with pytest.raises(cofuse.InvalidArgument, match="destroyed"):
+            call()
+    for thing in (alone, plan, team, arena, stream):
+        thing.destroy()
+    del event
+
+
+def test_only_the_plan_is_kept():
+    plan = cofuse.AttentionPlan(cofuse.init(rank=0, size=1).team, **SHAPE)
+    gc.collect()
+    q, k, v, o, lse = tensors()
+    plan.forward(q, k, v, o, lse)
+    np.testing.assert_allclose(o, 1, rtol=1e-6)
+
+
+def test_destroy_runs_what_is_queued(world):
+    q, k, v, o, lse = tensors()
+    plan = cofuse.AttentionPlan(world.team, **SHAPE)
+    stream = cofuse.Stream(world)
+    plan.forward(q, k, v, o, lse, stream=stream)
+    plan.destroy()
+    np.testing.assert_allclose(o, 1, rtol=1e-6)
+    with pytest.raises(cofuse.InvalidArgument, match="plan: destroyed"):
+        plan.forward(q, k, v, o, lse)
+
+
+def test_cycles_are_collected():
+    before = len([t for t in os.listdir("/proc/self/task")])
+    for _ in range(3):
+        world = cofuse.init(rank=0, size=1)
+        q, k, v, _, _ = tensors()
+        cofuse.attention(q, k, v, team=world.team)
+        del world
+    gc.collect()
+    assert len(os.listdir("/proc/self/task")) <= before
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_fork(world):
+    """A child as of a loader of data: inherits everything, calls nothing, ends normally."""
+    plan = cofuse.AttentionPlan(world.team, **SHAPE)
+    stream = cofuse.Stream(world)
+    plan.forward(*tensors(), stream=stream)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            with pytest.raises(cofuse.InvalidArgument):
+                plan.forward(*tensors())
+            del plan
+            stream.destroy()
+            world.close()
+            gc.collect()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    stream.sync()
+    plan.forward(*tensors())
+
+
+# ---- layouts ----
+
+
+@pytest.mark.parametrize("kind", ["zigzag", "contiguous"])
+@pytest.mark.parametrize("chunking", ["balanced", "padded"])
+def test_layout(kind, chunking):
+    layout = cofuse.Layout(23, 3, kind, chunking)
+    seen = []
+    for rank in range(3):
+        rows = layout.global_rows(rank)
+        assert len(rows) == layout.local_rows(rank)
+        assert [layout.global_row(rank, i) for i in range(len(rows))] == rows.tolist()
+        for i, row in enumerate(rows):
+            if row >= 0:
+                assert (layout.owner(row), layout.local_row(row)) == (rank, i)
+        assert (rows >= 0).sum() == layout.valid_rows(rank)
+        seen += rows[rows >= 0].tolist()
+    assert sorted(seen) == list(range(23))
+    with pytest.raises(IndexError):
+        layout.owner(23)
+    with pytest.raises(ValueError):
+        cofuse.Layout(23, 0, kind, chunking)
+
+
+# ---- ranks as threads ----
+
+
+def test_thread_engine():
+    """Two ranks in one interpreter: neither could go on if a call kept the GIL."""
+    outputs = [None, None]
+
+    def rank_main(rank):
+        world = cofuse.init(rank=rank, size=2, job=f"threads-{os.getpid()}", engine="thread")
+        q, k, v, _, _ = tensors()
+        outputs[rank] = cofuse.attention(q, k, v + rank, team=world.team)[0]
+        world.team.barrier()
+        world.close()
+
+    threads = [threading.Thread(target=rank_main, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for o in outputs:
+        np.testing.assert_allclose(o, 1.5, rtol=1e-6)

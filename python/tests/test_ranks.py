@@ -1,0 +1,62 @@
+# SPDX-FileCopyrightText: The Cofuse authors
+# SPDX-License-Identifier: Apache-2.0
+"""Several ranks: results, teams, errors, the GIL, the end of the process."""
+
+import pytest
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2, 3])
+@pytest.mark.parametrize("mask", ["none", "causal"])
+def test_attention(ranks, n_ranks, mask):
+    ranks("attention", n_ranks, 61, mask, "zigzag", "balanced")
+
+
+def test_attention_contiguous_padded(ranks):
+    ranks("attention", 3, 61, "causal", "contiguous", "padded")
+
+
+@pytest.mark.parametrize("transfer", ["push", "pull"])
+def test_grad_return(ranks, transfer):
+    ranks("grad_return", 3, transfer)
+
+
+def test_streams_keep_tensors(ranks):
+    ranks("streams", 2)
+
+
+def test_teams_and_arenas(ranks):
+    ranks("teams", 4)
+
+
+def test_mismatch(ranks):
+    ranks("mismatch", 2)
+
+
+def test_a_rank_dies(ranks):
+    ranks("dies", 2, exits=[0, 3])
+
+
+def test_gil_is_released(ranks, tmp_path):
+    ranks("gil", 2, tmp_path / "go")
+
+
+def test_exit_with_live_objects(ranks):
+    ranks("exits", 2)
+
+
+def test_allgather_of_the_caller(ranks, tmp_path):
+    ranks("callback", 3, tmp_path, "no")
+
+
+def test_allgather_that_raises(ranks, tmp_path):
+    ranks("callback", 2, tmp_path, "yes")
+
+
+def test_torch_distributed_group(ranks, tmp_path):
+    pytest.importorskip("torch", reason="torch is not installed")
+    ranks("torch_group", 2, tmp_path / "store")
+
+
+def test_older_torch(ranks):
+    pytest.importorskip("torch", reason="torch is not installed")
+    ranks("older_torch", 1)

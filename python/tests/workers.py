@@ -1,0 +1,273 @@
+# SPDX-FileCopyrightText: The Cofuse authors
+# SPDX-License-Identifier: Apache-2.0
+"""What the ranks of the tests run: workers.py NAME ARGUMENTS."""
+
+import os
+import sys
+import threading
+import time
+
+import numpy as np
+
+import cofuse
+import reference
+
+B, H, HKV, DQK, DV = 2, 4, 2, 24, 16
+
+
+def whole(n_rows):
+    """The same global q, k, v, dout on every rank."""
+    rng = np.random.default_rng(7)
+    shapes = [(B, n_rows, H, DQK), (B, n_rows, HKV, DQK), (B, n_rows, HKV, DV), (B, n_rows, H, DV)]
+    return [rng.standard_normal(s).astype(np.float32) for s in shapes]
+
+
+def attention(n_rows, mask, layout, chunking):
+    """Forward and backward against fp64; sequences that do not divide evenly too."""
+    n_rows = int(n_rows)
+    with cofuse.init() as world:
+        team = world.team
+        rows = cofuse.Layout(n_rows, world.size, layout, chunking).global_rows(world.rank)
+        tensors = whole(n_rows)
+        q, k, v, dout = ([np.ascontiguousarray(t[:, rows]) for t in tensors])
+        options = dict(team=team, mask=mask, layout=layout, chunking=chunking, n_rows=n_rows)
+        o, lse = cofuse.attention(q, k, v, **options)
+        gradients = cofuse.attention_backward(q, k, v, o, lse, dout, **options)
+        assert len(team._plans) == 1, "forward and backward share a plan"
+        team.barrier()
+    valid = rows >= 0
+    wanted = reference.attention(*tensors[:3], mask, dout=tensors[3])
+    reference.close(o[:, valid], wanted[0][:, rows[valid]], 1e-5)
+    reference.close(lse[:, :, valid], wanted[1][:, :, rows[valid]], 1e-5)
+    for ours, theirs in zip(gradients, wanted[2:]):
+        reference.close(ours[:, valid], theirs[:, rows[valid]], 1e-5)
+
+
+def streams():
+    """Calls on a stream, whose tensors nobody else keeps; an event to a second stream."""
+    with cofuse.init() as world:
+        n_local = 32
+        shape = dict(dtype="f32", n_batch=1, n_rows=n_local * world.size, n_heads=2,
+                     head_dim_qk=16, mask="causal")
+        plan = cofuse.AttentionPlan(world.team, **shape)
+        first, second = cofuse.Stream(world), cofuse.Stream(world, n_threads=1)
+        results = []
+        for i in range(300): # more than a queue holds
+            q, k, v = (np.full((1, n_local, 2, 16), x, np.float32) for x in (0, 0, i))
+            o, lse = np.empty_like(q), np.empty((1, 2, n_local), np.float32)
+            stream = first if i % 2 == 0 else second
+            plan.forward(q, k, v, o, lse, stream=stream)
+            (second if i % 2 == 0 else first).wait(stream.record())
+            results.append(o)
+            del q, k, v, lse
+        first.sync()
+        second.sync()
+        for i, o in enumerate(results):
+            np.testing.assert_allclose(o, i, rtol=1e-6)
+        world.team.barrier()
+
+
+def grad_return(transfer):
+    with cofuse.init() as world:
+        n_rows, size = 37, world.size
+        partials = [
+            [np.random.default_rng(10 * r + i).integers(-8, 9, (n_rows, B, HKV, d))
+             for i, d in enumerate((DQK, DV))] for r in range(size)
+        ]
+        dk, dv = (t.astype(np.float32) for t in partials[world.rank])
+        rows = cofuse.Layout(n_rows, size).global_rows(world.rank)
+        ours = cofuse.grad_return(dk, dv, team=world.team, transfer=transfer)
+        half = cofuse.grad_return(dk, dv, team=world.team, dtype="float16")
+        table = [1] * (2 * size) # rank 0 alone writes
+        only = cofuse.grad_return(dk, dv, team=world.team, writers="table", writer_table=table)
+        for i in range(2):
+            wanted = sum(p[i] for p in partials)[rows]
+            np.testing.assert_array_equal(ours[i], wanted)
+            assert half[i].dtype == np.float16
+            np.testing.assert_array_equal(half[i], wanted)
+            np.testing.assert_array_equal(only[i], partials[0][i][rows])
+        world.team.barrier()
+
+
+def teams():
+    with cofuse.init() as world:
+        inner, outer = world.team.split(2)
+        assert (inner.rank, inner.size, outer.rank) == (world.rank % 2, 2, world.rank // 2)
+        back = world.team_from_ranks(range(world.size - 1, -1, -1), tag=3)
+        assert back.rank == world.size - 1 - world.rank
+        parts = back.allgather(bytes([world.rank]) * 5)
+        assert parts == [bytes([r]) * 5 for r in range(world.size - 1, -1, -1)]
+        arena = cofuse.Arena(back, 1 << 20, n_words=2)
+        assert arena.alloc(1000) == arena.n_bytes - 1024
+        view = arena.view()
+        assert view["n_ranks"] == world.size and all(view["base"])
+        shape = dict(dtype="f32", n_batch=1, n_rows=16, n_heads=1, head_dim_qk=8)
+        plan = cofuse.AttentionPlan(back, arena=arena, **shape)
+        need = cofuse.attention_workspace(back, **shape)
+        assert "arena=shared" in plan.describe and need["symmetric"] <= 1 << 20
+        back.query()
+        arena.destroy() # takes its plan along
+        assert not plan.is_open and not arena.is_open
+        world.team.barrier()
+
+
+def mismatch():
+    """Ranks that disagree get an exception that says in what."""
+    with cofuse.init() as world:
+        try:
+            cofuse.AttentionPlan(world.team, dtype="f32", n_batch=1, n_rows=64, n_heads=2,
+                                 head_dim_qk=16 if world.rank == 0 else 32)
+        except cofuse.Mismatch as error:
+            assert error.status == -10 and error.name == "COF_ERR_MISMATCH"
+            assert "Dqk" in str(error), error
+        else:
+            raise AssertionError("no exception")
+        world.team.barrier()
+
+
+def dies():
+    """Rank 1 goes away; rank 0 is told in a barrier, well before the deadline."""
+    world = cofuse.init()
+    world.team.barrier()
+    if world.rank == 1:
+        os._exit(3)
+    begin = time.monotonic()
+    try:
+        world.team.barrier()
+    except cofuse.PeerDead:
+        assert time.monotonic() - begin < 60
+    else:
+        raise AssertionError("no exception")
+    try:
+        world.team.query()
+    except cofuse.PeerDead:
+        pass
+    else:
+        raise AssertionError("no exception")
+
+
+def gil():
+    """While rank 0 waits in a barrier, another thread of it counts. Rank 1 comes when told so."""
+    world = cofuse.init()
+    path = sys.argv[2]
+    if world.rank == 0:
+        waiter = threading.Thread(target=world.team.barrier)
+        waiter.start()
+        for _ in range(100): # each needs the GIL
+            time.sleep(0.001)
+        assert waiter.is_alive()
+        try:
+            world.team.barrier()
+        except cofuse.InvalidArgument as error:
+            assert "another thread" in str(error)
+        else:
+            raise AssertionError("two threads in collective calls of a world")
+        try:
+            world.close()
+        except cofuse.InvalidArgument as error:
+            assert "another thread" in str(error)
+        else:
+            raise AssertionError("closed in use")
+        open(path, "w").close()
+        waiter.join()
+    else:
+        deadline = time.monotonic() + 90
+        while not os.path.exists(path):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        world.team.barrier()
+    world.team.barrier()
+    world.close()
+
+
+def exits():
+    """The end of the interpreter with everything alive and work queued."""
+    global kept
+    world = cofuse.init()
+    plan = cofuse.AttentionPlan(world.team, dtype="f32", n_batch=1, n_rows=64 * world.size,
+                                n_heads=2, head_dim_qk=16)
+    stream = cofuse.Stream(world)
+    q, k, v, o = (np.ones((1, 64, 2, 16), np.float32) for _ in range(4))
+    lse = np.empty((1, 2, 64), np.float32)
+    cofuse.attention(q, k, v, team=world.team)
+    for _ in range(20):
+        plan.forward(q, k, v, o, lse, stream=stream)
+    kept = [world, plan, stream, stream.record(), world.team]
+    kept.append(kept)
+
+
+def callback(folder, fails):
+    """An all-gather of the caller's, here by files."""
+    rank, size = int(os.environ["COFUSE_RANK"]), int(os.environ["COFUSE_SIZE"])
+
+    def allgather(data):
+        if fails == "yes":
+            raise KeyError("no network today")
+        with open(f"{folder}/{rank}.part", "wb") as file:
+            file.write(data)
+        os.rename(f"{folder}/{rank}.part", f"{folder}/{rank}")
+        parts, deadline = [], time.monotonic() + 90
+        for r in range(size):
+            while not os.path.exists(f"{folder}/{r}"):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            with open(f"{folder}/{r}", "rb") as file:
+                parts.append(file.read())
+        return parts
+
+    try:
+        world = cofuse.init(rank=rank, size=size, allgather=allgather)
+    except KeyError as error:
+        assert fails == "yes" and "no network" in str(error)
+        return
+    assert fails == "no"
+    assert world.team.allgather(bytes([rank])) == [bytes([r]) for r in range(size)]
+    world.close()
+
+
+def torch_group(port):
+    """A world of a torch.distributed group; bf16 tensors against fp64."""
+    import torch
+    import torch.distributed as dist
+
+    rank, size = int(os.environ["COFUSE_RANK"]), int(os.environ["COFUSE_SIZE"])
+    dist.init_process_group("gloo", init_method=f"file://{port}", rank=rank, world_size=size)
+    with cofuse.init(group=dist.group.WORLD) as world:
+        assert (world.rank, world.size) == (rank, size)
+        n_rows = 50
+        rows = cofuse.Layout(n_rows, size).global_rows(rank)
+        tensors = [torch.from_numpy(t).bfloat16() for t in whole(n_rows)]
+        q, k, v, dout = (t[:, rows] for t in tensors)
+        options = dict(team=world.team, mask="causal", n_rows=n_rows)
+        o, lse = cofuse.attention(q, k, v, **options)
+        assert o.dtype == torch.bfloat16 and lse.dtype == torch.float32
+        gradients = cofuse.attention_backward(q, k, v, o, lse, dout, **options)
+        world.team.barrier()
+    rounded = [t.float().numpy() for t in tensors]
+    wanted = reference.attention(*rounded[:3], "causal", dout=rounded[3])
+    reference.close(o.float(), wanted[0][:, rows], 1e-2)
+    for ours, theirs in zip(gradients, wanted[2:]):
+        reference.close(ours.float(), theirs[:, rows], 2e-2)
+    dist.destroy_process_group()
+
+
+def older_torch():
+    """torch as it was before it had a C table for the exchange."""
+    import torch
+
+    if hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        del torch.Tensor.__dlpack_c_exchange_api__
+    with cofuse.init() as world:
+        q = torch.ones(1, 8, 2, 16, dtype=torch.bfloat16)
+        o, _ = cofuse.attention(q, q, 2 * q, team=world.team)
+        assert (o == 2).all()
+        for bad in (torch.nn.Parameter(q), q.to_sparse()):
+            try:
+                cofuse.attention(q, bad, q, team=world.team)
+            except (cofuse.InvalidArgument, RuntimeError, BufferError, NotImplementedError):
+                continue
+            raise AssertionError("no exception")
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*(sys.argv[2:] if sys.argv[1] != "gil" else []))
