@@ -7,7 +7,7 @@
 set -euo pipefail
 
 packages=(gcc g++ make cmake ninja-build binutils libjansson-dev libdnnl2 libdlpack-dev)
-[ "${1:-}" != test ] || packages+=(openmpi-bin spin)
+[ "${1:-}" != test ] || packages+=(openmpi-bin python3-dev python3-venv spin)
 
 if ! command -v dpkg >/dev/null || ! command -v apt-get >/dev/null; then
     for tool in gcc g++ make cmake ninja; do
