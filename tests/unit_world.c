@@ -2,6 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0 */
 /* Joining, teams and exchanges, and every way they can go wrong: bad options, ranks that do not
  * come, that leave, that disagree. Ranks are threads. */
+#include "core/clock.h"
+#include "symm/symm.h"
 #include "test.h"
 
 static cof_world_options options(int rank, int n_ranks, const char *job)
@@ -166,6 +168,66 @@ static void late_to_failure(int rank, int n_ranks, const char *job, void *arg)
     cof_status status = rank == 1 ? cof_team_allgather(cof_world_team(w), &x, all, sizeof x)
                                   : cof_team_barrier(cof_world_team(w));
     CHECK_FAILS(status, COF_ERR_MISMATCH, "rank 1 is in \"allgather\" while rank 0 is in");
+    cof_world_destroy(w);
+}
+
+/* Every rank returns the status of the first one that failed, whatever its own is. */
+static void failures_differ(int rank, int n_ranks, const char *job, void *arg)
+{
+    (void)arg;
+    cof_world *w = join(rank, n_ranks, job, 20);
+    cof_team *team = cof_world_team(w);
+    cof_status own = rank == 1   ? COF_FAIL(COF_ERR_UNSUPPORTED, "first")
+                     : rank == 2 ? COF_FAIL(COF_ERR_NOMEM, "second")
+                                 : COF_OK;
+    CHECK_FAILS(cofi_team_agree(team, "test", own), COF_ERR_UNSUPPORTED,
+                rank == 1 ? "first" : "on rank 1: first");
+    CHECK_OK(cofi_team_agree(team, "test", COF_OK));
+    CHECK_OK(cof_team_barrier(team)); /* nobody leaves while another looks */
+    cof_world_destroy(w);
+}
+
+/* A message that a deadline cut off spoils its socket, and the next team says so at once. */
+static void cut_message(int rank, int n_ranks, const char *job, void *arg)
+{
+    enum { BYTES = 1 << 20 }; /* more than a socket holds */
+    static char src[2][BYTES], dst[2][2 * BYTES];
+    atomic_int *n_done = arg;
+    cof_world *w = join(rank, n_ranks, job, 1);
+    cof_team *team = cof_world_team(w), *next;
+    int ranks[2] = {0, 1};
+    while (rank == 0 && *n_done == 0)
+        usleep(1000);
+    cof_status status = cof_team_allgather(team, src[rank], dst[rank], BYTES);
+    CHECK(status == COF_ERR_TIMEOUT, "%s: %s", cof_status_name(status), cof_last_error());
+    ++*n_done;
+    CHECK_FAILS(cof_team_create(w, ranks, n_ranks, 1, &next), COF_ERR_TIMEOUT, "was cut off");
+    ++*n_done;
+    while (*n_done < 2 * n_ranks) /* nobody leaves while another looks */
+        usleep(1000);
+    cof_world_destroy(w);
+}
+
+/* Rank 0 cannot hand its descriptor to all: every rank hears why, also those that have it. */
+static void broken_handover(int rank, int n_ranks, const char *job, void *arg)
+{
+    (void)arg;
+    cof_world *w = join(rank, n_ranks, job, 60);
+    cof_team *team = cof_world_team(w);
+    int fd = -1;
+    CHECK_OK(cof_team_barrier(team));
+    if (rank == 0)
+        w->stale[2].is_cut_out = true;
+    int64_t begin = cofi_now();
+    cof_status status = rank == 2 ? COF_OK : cofi_team_bcast_fd(team, rank ? -1 : 2, &fd);
+    if (rank == 1 && status == COF_OK) /* it came before the failure */
+        status = cofi_team_agree(team, "test", COF_OK);
+    if (rank != 2)
+        CHECK(status == COF_ERR_TIMEOUT && strstr(cof_last_error(), "between ranks 0 and 2"),
+              "%s: %s", cof_status_name(status), cof_last_error());
+    CHECK(cofi_now() - begin < 40 * INT64_C(1000000000), "the error came by the deadline");
+    if (rank == 1 && fd >= 0)
+        close(fd);
     cof_world_destroy(w);
 }
 
@@ -336,6 +398,10 @@ int main(void)
         test_ranks(sizes[i], exchanges, NULL);
     test_ranks(3, different_calls, NULL);
     test_ranks(3, late_to_failure, NULL);
+    test_ranks(4, failures_differ, NULL);
+    atomic_int n_done = 0;
+    test_ranks(2, cut_message, &n_done);
+    test_ranks(3, broken_handover, NULL);
     test_ranks(2, teams_differ, NULL);
     test_ranks(3, one_late, NULL);
     test_ranks(3, late_in_one_team, NULL);

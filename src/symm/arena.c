@@ -104,9 +104,8 @@ static cof_status compare_shapes(cof_team *team, const struct cofi_arena_spec *s
 {
     struct shape {
         uint64_t bytes, n_words, is_attached;
-    } own = {spec->bytes, (uint64_t)spec->n_words, spec->peers != NULL};
-    struct shape *all = calloc((size_t)team->n_ranks, sizeof *all);
-    COF_FAIL_IF(!all, COF_ERR_NOMEM, "arena: no memory");
+    } own = {spec->bytes, (uint64_t)spec->n_words, spec->peers != NULL}, *all = team->table;
+    _Static_assert(sizeof own <= sizeof(struct cofi_vote), "fits the team's table");
     cof_status status = cofi_team_exchange(team, "arena compare", &own, all, sizeof own);
     for (int i = 1; i < team->n_ranks && status == COF_OK; i++) {
         int r0 = team->world_rank[0], r = team->world_rank[i];
@@ -122,7 +121,6 @@ static cof_status compare_shapes(cof_team *team, const struct cofi_arena_spec *s
             status = COF_FAIL(COF_ERR_MISMATCH,
                               "arena: ranks %d and %d differ in whether they attach memory", r0, r);
     }
-    free(all);
     return status;
 }
 
@@ -356,15 +354,13 @@ static void remove_region(cof_arena *a, struct cofi_region *region)
 
 static cof_status compare_bytes(cof_arena *a, size_t bytes)
 {
-    uint64_t own = bytes, *all = calloc((size_t)a->n_ranks, sizeof *all);
-    COF_FAIL_IF(!all, COF_ERR_NOMEM, "arena: no memory");
+    uint64_t own = bytes, *all = a->team->table;
     cof_status status = cofi_team_exchange(a->team, "arena alloc", &own, all, sizeof own);
     for (int i = 1; i < a->n_ranks && status == COF_OK; i++)
         if (all[i] != all[0])
             status = COF_FAIL(COF_ERR_MISMATCH, "bytes = %llu on rank %d, %llu on rank %d",
                               (unsigned long long)all[0], a->team->world_rank[0],
                               (unsigned long long)all[i], a->team->world_rank[i]);
-    free(all);
     return status;
 }
 

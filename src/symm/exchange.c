@@ -10,9 +10,11 @@
  *
  * Not so when a rank died: every rank may see that by itself, before it sends or after, so nobody
  * knows what is still to come. But such a team can never be made again, so that messages of its
- * number are skipped whenever they come. */
+ * number are skipped whenever they come.
+ *
+ * A deadline that passes within a message leaves the socket there: what comes next is no head. In
+ * that direction it serves no team any more (is_cut_in, is_cut_out). */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -37,11 +39,20 @@ static int socket_of(const cof_team *t, int rank)
     return t->world->socket[t->world_rank[rank]];
 }
 
+static struct cofi_stale *stale_of(const cof_team *t, int rank)
+{
+    return &t->world->stale[t->world_rank[rank]];
+}
+
 static cof_status peer_error(cof_team *t, const char *what, int rank, cof_status status)
 {
     int r = t->world_rank[rank];
     if (cofi_team_status(t) != COF_OK)
         return cofi_team_status(t);
+    COF_FAIL_IF(status == COF_ERR_TIMEOUT && (stale_of(t, rank)->is_cut_in ||
+                                              stale_of(t, rank)->is_cut_out), status,
+                "%s: a message between ranks %d and %d was cut off when %g s had passed; their "
+                "socket cannot be used any more", what, t->world->rank, r, t->world->init_timeout);
     if (status == COF_ERR_TIMEOUT)
         return COF_FAIL(status, "%s: rank %d%s did not come within %g s; rank %d waited for it",
                         what, r,
@@ -57,6 +68,50 @@ static cof_status peer_error(cof_team *t, const char *what, int rank, cof_status
                         t->world->rank);
     }
     return COF_FAIL(status, "%s: socket to rank %d failed", what, r);
+}
+
+/* ---- messages ------------------------------------------------------------------------------- */
+
+/* A head is short: the socket takes it whole or not at all. */
+static cof_status send_message(cof_team *t, int rank, const struct head *head, const void *payload,
+                               int64_t deadline)
+{
+    bool *is_cut = &stale_of(t, rank)->is_cut_out;
+    if (*is_cut)
+        return COF_ERR_TIMEOUT;
+    COF_TRY(cofi_link_send(socket_of(t, rank), head, sizeof *head, deadline));
+    cof_status status = cofi_link_send(socket_of(t, rank), payload, head->payload, deadline);
+    *is_cut = status == COF_ERR_TIMEOUT;
+    return status;
+}
+
+static cof_status send_fd(cof_team *t, int rank, const struct head *head, int fd, int64_t deadline)
+{
+    bool *is_cut = &stale_of(t, rank)->is_cut_out;
+    if (*is_cut)
+        return COF_ERR_TIMEOUT;
+    cof_status status = cofi_link_send_fd(socket_of(t, rank), fd, head, sizeof *head, deadline);
+    *is_cut = status == COF_ERR_TIMEOUT; /* perhaps before the first byte: not told apart */
+    return status;
+}
+
+/* Of a message that has begun. */
+static cof_status receive(cof_team *t, int rank, void *data, size_t bytes, int64_t deadline)
+{
+    cof_status status = cofi_link_recv(socket_of(t, rank), data, bytes, deadline);
+    stale_of(t, rank)->is_cut_in |= status == COF_ERR_TIMEOUT;
+    return status;
+}
+
+static cof_status receive_fd(cof_team *t, int rank, struct head *h, int *fd_out, int64_t deadline)
+{
+    cof_status status = cofi_link_recv_fd(socket_of(t, rank), fd_out, h, sizeof *h, deadline);
+    stale_of(t, rank)->is_cut_in |= status == COF_ERR_TIMEOUT;
+    if (status != COF_OK && *fd_out >= 0) {
+        close(*fd_out);
+        *fd_out = -1;
+    }
+    return status;
 }
 
 static cof_status check_head(const cof_team *t, const struct head *own, const struct head *h,
@@ -84,7 +139,7 @@ static cof_status check_head(const cof_team *t, const struct head *own, const st
  * of any member ends the exchange, whomever it waits for. */
 static cof_status await_message(cof_team *t, int rank, int64_t deadline)
 {
-    for (;;) {
+    while (!stale_of(t, rank)->is_cut_in) {
         int64_t slice = cofi_now() + 200000000;
         cof_status status = cofi_link_wait(socket_of(t, rank), slice < deadline ? slice : deadline);
         if (status != COF_ERR_TIMEOUT || cofi_now() >= deadline)
@@ -92,15 +147,15 @@ static cof_status await_message(cof_team *t, int rank, int64_t deadline)
         cofi_world_poll(t->world);
         COF_TRY(cofi_team_status(t));
     }
+    return COF_ERR_TIMEOUT;
 }
 
-static cof_status skip(int socket, uint64_t bytes, int64_t deadline)
+static cof_status skip(cof_team *t, int rank, uint64_t bytes, int64_t deadline)
 {
     char scrap[1024];
     cof_status status = COF_OK;
     for (; bytes > 0 && status == COF_OK; bytes -= bytes < sizeof scrap ? bytes : sizeof scrap)
-        status = cofi_link_recv(socket, scrap, bytes < sizeof scrap ? bytes : sizeof scrap,
-                                deadline);
+        status = receive(t, rank, scrap, bytes < sizeof scrap ? bytes : sizeof scrap, deadline);
     return status;
 }
 
@@ -128,18 +183,18 @@ static bool is_of_dead_team(cof_team *t, const struct head *h)
 static cof_status read_head(cof_team *t, int rank, int kind, struct head *h, int *fd_out,
                             int64_t deadline)
 {
-    struct cofi_stale *stale = &t->world->stale[t->world_rank[rank]];
+    struct cofi_stale *stale = stale_of(t, rank);
     for (;;) {
         COF_TRY(await_message(t, rank, deadline));
-        COF_TRY(fd_out ? cofi_link_recv_fd(socket_of(t, rank), fd_out, h, sizeof *h, deadline)
-                       : cofi_link_recv(socket_of(t, rank), h, sizeof *h, deadline));
+        COF_TRY(fd_out ? receive_fd(t, rank, h, fd_out, deadline)
+                       : receive(t, rank, h, sizeof *h, deadline));
         int *n_stale = h->kind == REQUEST ? &stale->requests : &stale->replies;
         bool of_dead_team = is_of_dead_team(t, h);
         if (!of_dead_team && *n_stale == 0 && h->kind == kind)
             return COF_OK;
         if (fd_out && *fd_out >= 0)
             close(*fd_out);
-        COF_TRY(skip(socket_of(t, rank), h->payload, deadline));
+        COF_TRY(skip(t, rank, h->payload, deadline));
         if (of_dead_team)
             continue;
         COF_FAIL_IF(*n_stale == 0, COF_ERR_MISMATCH,
@@ -155,20 +210,21 @@ static cof_status receive_request(cof_team *t, const struct head *own, int rank,
     struct head h;
     cof_status status = read_head(t, rank, REQUEST, &h, NULL, deadline);
     if (status != COF_OK) { /* its request is still to come, and is answered by the error */
-        t->world->stale[t->world_rank[rank]].requests += status != COF_ERR_PEER_DEAD;
+        stale_of(t, rank)->requests += status != COF_ERR_PEER_DEAD;
         return status == COF_ERR_MISMATCH ? status : peer_error(t, own->what, rank, status);
     }
     status = check_head(t, own, &h, rank);
     if (status != COF_OK) {
-        skip(socket_of(t, rank), h.payload, deadline);
+        skip(t, rank, h.payload, deadline);
         return status;
     }
-    status = cofi_link_recv(socket_of(t, rank), dst, own->bytes, deadline);
+    status = receive(t, rank, dst, own->bytes, deadline);
     return status == COF_OK ? COF_OK : peer_error(t, own->what, rank, status);
 }
 
-/* Rank 0 tells its error to everyone it can reach; members from n_heard on are answered unheard. */
-static void reply_error(cof_team *t, struct head head, cof_status status, int n_heard)
+/* Rank 0 tells its error to everyone it can reach. A member i, begin <= i < end, is answered before
+ * its request was read. */
+static void reply_error(cof_team *t, struct head head, cof_status status, int begin, int end)
 {
     char text[COFI_ERROR_TEXT_BYTES];
     snprintf(text, sizeof text, "%s", cof_last_error());
@@ -177,9 +233,8 @@ static void reply_error(cof_team *t, struct head head, cof_status status, int n_
     head.payload = sizeof text;
     for (int i = 1; i < t->n_ranks; i++) {
         int64_t soon = cofi_now() + GRACE_NS / 10;
-        t->world->stale[t->world_rank[i]].requests += i >= n_heard && status != COF_ERR_PEER_DEAD;
-        if (cofi_link_send(socket_of(t, i), &head, sizeof head, soon) == COF_OK)
-            cofi_link_send(socket_of(t, i), text, sizeof text, soon);
+        stale_of(t, i)->requests += i >= begin && i < end && status != COF_ERR_PEER_DEAD;
+        send_message(t, i, &head, text, soon);
     }
     cofi_fail_text(status, text);
 }
@@ -189,7 +244,7 @@ static cof_status exchange_rank0(cof_team *t, struct head head, char *dst, int64
     for (int i = 1; i < t->n_ranks; i++) {
         cof_status status = receive_request(t, &head, i, dst + (size_t)i * head.bytes, deadline);
         if (status != COF_OK) {
-            reply_error(t, head, status, i + 1);
+            reply_error(t, head, status, i + 1, t->n_ranks);
             return status;
         }
     }
@@ -197,45 +252,54 @@ static cof_status exchange_rank0(cof_team *t, struct head head, char *dst, int64
     head.payload = (uint64_t)t->n_ranks * head.bytes;
     cof_status first = COF_OK;
     for (int i = 1; i < t->n_ranks; i++) { /* to all that can be reached, whoever cannot */
-        cof_status status = cofi_link_send(socket_of(t, i), &head, sizeof head, deadline);
-        if (status == COF_OK)
-            status = cofi_link_send(socket_of(t, i), dst, head.payload, deadline);
+        cof_status status = send_message(t, i, &head, dst, deadline);
         if (status != COF_OK && first == COF_OK)
             first = peer_error(t, head.what, i, status);
     }
     return first;
 }
 
+static int64_t members_deadline(int64_t deadline)
+{
+    return deadline == COFI_NEVER ? COFI_NEVER : deadline + GRACE_NS;
+}
+
+static cof_status no_reply(cof_team *t, const char *what, cof_status status)
+{
+    stale_of(t, 0)->replies += status != COF_ERR_PEER_DEAD;
+    return status == COF_ERR_MISMATCH ? status : peer_error(t, what, 0, status);
+}
+
+/* What follows the head of a reply_error. */
+static cof_status take_error(cof_team *t, const struct head *h)
+{
+    char text[COFI_ERROR_TEXT_BYTES] = "";
+    receive(t, 0, text, sizeof text, cofi_now() + GRACE_NS);
+    text[sizeof text - 1] = '\0';
+    return cofi_fail_text((cof_status)h->status, text);
+}
+
 static cof_status exchange_member(cof_team *t, struct head own, const void *src, char *dst,
                                   int64_t deadline)
 {
     struct head h;
-    int64_t patience = deadline == COFI_NEVER ? COFI_NEVER : deadline + GRACE_NS;
-    int fd = socket_of(t, 0);
+    int64_t patience = members_deadline(deadline);
     own.kind = REQUEST;
     own.payload = own.bytes;
-    cof_status status = cofi_link_send(fd, &own, sizeof own, deadline);
-    if (status == COF_OK)
-        status = cofi_link_send(fd, src, own.bytes, deadline);
+    cof_status status = send_message(t, 0, &own, src, deadline);
     /* A rank 0 that has hung up may have left its error before: read on. */
     if (status == COF_OK || status == COF_ERR_PEER_DEAD)
         status = read_head(t, 0, REPLY, &h, NULL, patience);
-    if (status != COF_OK) {
-        t->world->stale[t->world_rank[0]].replies += status != COF_ERR_PEER_DEAD;
-        return status == COF_ERR_MISMATCH ? status : peer_error(t, own.what, 0, status);
-    }
-    if (h.status != COF_OK) {
-        char text[COFI_ERROR_TEXT_BYTES] = "";
-        cofi_link_recv(fd, text, sizeof text, cofi_now() + GRACE_NS);
-        text[sizeof text - 1] = '\0';
-        return cofi_fail_text((cof_status)h.status, text);
-    }
+    if (status != COF_OK)
+        return no_reply(t, own.what, status);
+    if (h.status != COF_OK)
+        return take_error(t, &h);
     status = check_head(t, &own, &h, 0);
     if (status != COF_OK) {
-        skip(fd, h.payload, patience);
+        skip(t, 0, h.payload, patience);
         return status;
     }
-    status = cofi_link_recv(fd, dst, h.payload, patience);
+    status = receive(t, 0, dst, h.payload, patience);
     return status == COF_OK ? COF_OK : peer_error(t, own.what, 0, status);
 }
 
@@ -280,59 +344,51 @@ cof_status cof_team_allgather(cof_team *t, const void *src, void *dst, size_t by
 
 /* ---- agreement ------------------------------------------------------------------------------ */
 
-struct vote {
-    int32_t status;
-    char text[COFI_ERROR_TEXT_BYTES];
-};
-
 cof_status cofi_team_agree(cof_team *t, const char *what, cof_status own)
 {
-    struct vote mine = {.status = own};
+    struct cofi_vote mine = {.status = own}, *votes = t->table;
+    int32_t *statuses = t->table;
     if (own != COF_OK)
         snprintf(mine.text, sizeof mine.text, "%s", cof_last_error());
-    int32_t *statuses = calloc((size_t)t->n_ranks, sizeof *statuses);
-    COF_FAIL_IF(!statuses, COF_ERR_NOMEM, "%s: no memory", what);
-    cof_status status = cofi_team_exchange(t, what, &mine.status, statuses, sizeof mine.status);
-    bool all_fine = true;
-    for (int i = 0; i < t->n_ranks; i++)
-        all_fine &= statuses[i] == COF_OK;
-    free(statuses);
-    if (status != COF_OK || all_fine)
-        return status;
-    struct vote *votes = calloc((size_t)t->n_ranks, sizeof *votes);
-    COF_FAIL_IF(!votes, COF_ERR_NOMEM, "%s: no memory", what);
-    status = cofi_team_exchange(t, what, &mine, votes, sizeof mine);
-    for (int i = 0; i < t->n_ranks && status == COF_OK; i++)
-        if (votes[i].status != COF_OK) {
-            votes[i].text[sizeof votes[i].text - 1] = '\0';
-            status = own != COF_OK ? cofi_fail_text(own, mine.text)
-                                   : COF_FAIL((cof_status)votes[i].status, "on rank %d: %s",
-                                              t->world_rank[i], votes[i].text);
-        }
-    free(votes);
-    return status;
+    COF_TRY(cofi_team_exchange(t, what, &mine.status, statuses, sizeof mine.status));
+    int first = 0;
+    while (first < t->n_ranks && statuses[first] == COF_OK)
+        first++;
+    if (first == t->n_ranks)
+        return COF_OK;
+    COF_TRY(cofi_team_exchange(t, what, &mine, votes, sizeof mine));
+    if (first == t->rank)
+        return cofi_fail_text(own, mine.text);
+    votes[first].text[sizeof votes[first].text - 1] = '\0';
+    return COF_FAIL((cof_status)votes[first].status, "on rank %d: %s", t->world_rank[first],
+                    votes[first].text);
 }
 
-static cof_status hand_over_fd(cof_team *t, struct head head, int fd, int *fd_out)
+/* ---- handing over --------------------------------------------------------------------------- */
+
+static cof_status hand_out_fd(cof_team *t, struct head head, int fd, int64_t deadline)
 {
-    int64_t deadline = cofi_deadline(t->world->init_timeout);
-    *fd_out = t->rank == 0 ? fd : -1;
     head.kind = REPLY;
-    cof_status first = COF_OK;
-    for (int i = 1; t->rank == 0 && i < t->n_ranks; i++) {
-        cof_status status = cofi_link_send_fd(socket_of(t, i), fd, &head, sizeof head, deadline);
-        if (status != COF_OK && first == COF_OK)
-            first = peer_error(t, head.what, i, status);
+    for (int i = 1; i < t->n_ranks; i++) {
+        cof_status status = send_fd(t, i, &head, fd, deadline);
+        if (status == COF_OK)
+            continue;
+        status = peer_error(t, head.what, i, status);
+        reply_error(t, head, status, 1, i); /* those that have it ask for the next exchange */
+        return status;
     }
-    if (t->rank == 0)
-        return first;
+    return COF_OK;
+}
+
+static cof_status take_fd(cof_team *t, struct head own, int *fd_out, int64_t deadline)
+{
     struct head h;
-    cof_status status = read_head(t, 0, REPLY, &h, fd_out, deadline);
-    if (status != COF_OK) {
-        t->world->stale[t->world_rank[0]].replies += status != COF_ERR_PEER_DEAD;
-        return status == COF_ERR_MISMATCH ? status : peer_error(t, head.what, 0, status);
-    }
-    status = check_head(t, &head, &h, 0);
+    cof_status status = read_head(t, 0, REPLY, &h, fd_out, members_deadline(deadline));
+    if (status != COF_OK)
+        return no_reply(t, own.what, status);
+    if (h.status != COF_OK)
+        return take_error(t, &h);
+    status = check_head(t, &own, &h, 0);
     if (status != COF_OK && *fd_out >= 0) {
         close(*fd_out);
         *fd_out = -1;
@@ -343,7 +399,11 @@ static cof_status hand_over_fd(cof_team *t, struct head head, int fd, int *fd_ou
 cof_status cofi_team_bcast_fd(cof_team *t, int fd, int *fd_out)
 {
     COF_TRY(cofi_team_status(t));
-    cof_status status = hand_over_fd(t, next_head(t, "memory hand-over", 0), fd, fd_out);
+    struct head head = next_head(t, "memory handover", 0);
+    int64_t deadline = cofi_deadline(t->world->init_timeout);
+    *fd_out = t->rank == 0 ? fd : -1;
+    cof_status status = t->rank == 0 ? hand_out_fd(t, head, fd, deadline)
+                                     : take_fd(t, head, fd_out, deadline);
     if (status != COF_OK)
         cofi_team_abort(t, status, -1, cof_last_error());
     return status;
@@ -351,10 +411,8 @@ cof_status cofi_team_bcast_fd(cof_team *t, int fd, int *fd_out)
 
 cof_status cofi_team_bcast_pointer(cof_team *t, void *pointer, void **pointer_out)
 {
-    void **all = calloc((size_t)t->n_ranks, sizeof *all);
-    COF_FAIL_IF(!all, COF_ERR_NOMEM, "memory hand-over: no memory");
-    cof_status status = cofi_team_exchange(t, "memory hand-over", &pointer, all, sizeof pointer);
+    void **all = t->table;
+    COF_TRY(cofi_team_exchange(t, "memory handover", &pointer, all, sizeof pointer));
     *pointer_out = all[0];
-    free(all);
-    return status;
+    return COF_OK;
 }

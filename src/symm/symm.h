@@ -28,9 +28,16 @@ struct cofi_hello {
     char gemm[32];
 };
 
-/* Messages of failed exchanges that are still to come from a rank, to be skipped (exchange.c). */
+/* What failed exchanges left at the socket to a rank (exchange.c). */
 struct cofi_stale {
-    int requests, replies;
+    int requests, replies;   /* messages that are still to come from it, to be skipped */
+    bool is_cut_in, is_cut_out; /* a deadline passed within a message from it, to it */
+};
+
+/* A rank's part of an agreement. */
+struct cofi_vote {
+    int32_t status;
+    char text[COFI_ERROR_TEXT_BYTES];
 };
 
 struct cof_world {
@@ -64,9 +71,10 @@ struct cof_team {
     cof_world *world;
     int rank, n_ranks;
     int *world_rank;
-    uint64_t id;       /* hash of members, tag and place among the world's teams */
+    uint64_t id;       /* hash of members and tag */
     uint64_t n_calls;  /* collective calls so far, compared on every exchange */
     uint64_t n_plans;  /* plans made so far: numbers them alike on all members */
+    void *table;       /* a struct cofi_vote by rank, for the collective call that is on */
     /* Abort word: what ended the team, status (16 bits) | world rank + 1 (from bit 32 on); 0 while
      * it lives. Every wait of the team's arenas reads it. */
     _Atomic uint64_t abort;
@@ -101,10 +109,11 @@ cof_status cofi_team_status(cof_team *team);
 /* allgather for internal use; `what` names the call in errors (at most 15 bytes). */
 cof_status cofi_team_exchange(cof_team *team, const char *what, const void *src, void *dst,
                               size_t bytes);
-/* The worst over the ranks of each one's own status: all succeed or all fail. On failure the text
- * names the first rank that failed and has that rank's text. `what` as above. */
+/* The status of the first rank whose own is an error, the same on all ranks: all succeed or all
+ * fail. On failure the text names that rank and has its text. `what` as above. */
 cof_status cofi_team_agree(cof_team *team, const char *what, cof_status own);
-/* Rank 0's descriptor to all members (each owns what it gets; rank 0 keeps its own). */
+/* Rank 0's descriptor to all members (each owns what it gets; rank 0 keeps its own). An exchange
+ * follows it on every rank that succeeded, where it also learns of a rank 0 that did not. */
 cof_status cofi_team_bcast_fd(cof_team *team, int fd, int *fd_out);
 /* Rank 0's pointer to all members: ranks that are threads of one process. */
 cof_status cofi_team_bcast_pointer(cof_team *team, void *pointer, void **pointer_out);

@@ -15,15 +15,18 @@ cof_status cofi_team_make(cof_world *w, const int *ranks, int n, uint64_t tag, c
 {
     cof_team *t = calloc(1, sizeof *t);
     int *world_rank = malloc((size_t)n * sizeof *world_rank);
-    if (!t || !world_rank) {
+    void *table = calloc((size_t)n, sizeof(struct cofi_vote));
+    if (!t || !world_rank || !table) {
         free(t);
         free(world_rank);
+        free(table);
         return COF_FAIL(COF_ERR_NOMEM, "team of %d: no memory", n);
     }
     memcpy(world_rank, ranks, (size_t)n * sizeof *ranks);
     t->world = w;
     t->n_ranks = n;
     t->world_rank = world_rank;
+    t->table = table;
     t->rank = -1;
     t->id = cofi_hash_u64(COFI_HASH_SEED, tag);
     for (int i = 0; i < n; i++) {
@@ -102,6 +105,7 @@ void cof_team_destroy(cof_team *t)
     pthread_mutex_unlock(&t->world->lock);
     cofi_world_release(t->world);
     free(t->world_rank);
+    free(t->table);
     free(t);
 }
 
@@ -120,6 +124,7 @@ int cof_team_size(const cof_team *t)
 struct split_vote {
     int32_t inner, status;
 };
+_Static_assert(sizeof(struct split_vote) <= sizeof(struct cofi_vote), "fits the team's table");
 
 /* Consecutive ranks of the team are `stride` apart in the parent, from `first` on. */
 static cof_status make_part(cof_team *parent, int first, int stride, int n, uint64_t tag,
@@ -145,35 +150,34 @@ static cof_status make_parts(cof_team *t, int inner, cof_team **inner_out, cof_t
                      outer_out);
 }
 
-/* The same verdict on all ranks; `own` keeps its text on the rank that found it. */
+/* The same verdict on all ranks, that of the first one that failed. A rank that found the same by
+ * itself keeps its text. */
 static cof_status compare_split(const cof_team *t, const struct split_vote *votes, cof_status own)
 {
     for (int i = 1; i < t->n_ranks; i++)
         COF_FAIL_IF(votes[i].inner != votes[0].inner, COF_ERR_MISMATCH,
                     "inner = %d on rank %d, %d on rank %d", votes[0].inner, t->world_rank[0],
                     votes[i].inner, t->world_rank[i]);
-    for (int i = 0; i < t->n_ranks && own == COF_OK; i++)
-        COF_FAIL_IF(votes[i].status != COF_OK, (cof_status)votes[i].status,
-                    "team split: rank %d: %s", t->world_rank[i],
-                    cof_status_text((cof_status)votes[i].status));
-    return own;
+    for (int i = 0; i < t->n_ranks; i++) {
+        cof_status status = (cof_status)votes[i].status;
+        if (status != COF_OK && status == own)
+            return own;
+        COF_FAIL_IF(status != COF_OK, status, "team split: rank %d: %s", t->world_rank[i],
+                    cof_status_text(status));
+    }
+    return COF_OK;
 }
 
 static cof_status split(cof_team *t, int inner, cof_team **inner_out, cof_team **outer_out)
 {
-    struct split_vote *votes = calloc((size_t)t->n_ranks, sizeof *votes);
-    COF_FAIL_IF(!votes, COF_ERR_NOMEM, "team split: no memory");
+    struct split_vote *votes = t->table;
     cof_status own = make_parts(t, inner, inner_out, outer_out);
     char text[COFI_ERROR_TEXT_BYTES];
     memcpy(text, cof_last_error(), sizeof text);
     struct split_vote mine = {inner, own};
-    cof_status status = cofi_team_exchange(t, "team split", &mine, votes, sizeof mine);
-    if (status == COF_OK) {
-        cofi_fail_text(own, text);
-        status = compare_split(t, votes, own);
-    }
-    free(votes);
-    return status;
+    COF_TRY(cofi_team_exchange(t, "team split", &mine, votes, sizeof mine));
+    cofi_fail_text(own, text);
+    return compare_split(t, votes, own);
 }
 
 cof_status cof_team_split(cof_team *t, int inner, cof_team **inner_out, cof_team **outer_out)
