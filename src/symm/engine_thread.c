@@ -1,71 +1,123 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* Ranks are threads of one process: rank 0 takes one block from the system and hands its address to
- * the others; it is freed by whoever lets go last. */
+/* Ranks are threads of one process: rank 0 takes one block from the system and tells the others its
+ * number, by which they find it in the process's list; it is freed by whoever lets go last. A rank
+ * that comes when all have let go, since something failed, finds none: never memory that is gone,
+ * or another block in its place. */
 #define _GNU_SOURCE
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
 #include "core/faults.h"
 #include "core/wait.h"
 #include "symm/engine.h"
+#include "symm/fork.h"
 #include "symm/memory.h"
 
-/* At the front of the block, before the slabs. */
 struct shared_block {
-    _Alignas(4096) _Atomic int n_holders;
+    uintptr_t number; /* never 0 */
+    int n_holders;
+    char *slabs;
+    size_t bytes;
+    struct shared_block *next;
 };
 
-static size_t block_bytes(const cof_arena *a)
+/* Under the lock of fork.h, which a child of fork finds free. */
+static struct shared_block *blocks;
+
+static void enter(struct shared_block *block)
 {
-    return sizeof(struct shared_block) + (size_t)a->n_ranks * a->slab_bytes;
+    static uintptr_t last_number;
+    cofi_fork_hold();
+    block->number = ++last_number;
+    block->next = blocks;
+    blocks = block;
+    cofi_fork_release();
 }
 
-static cof_status take_block(cof_arena *a, void **block_out)
+static struct shared_block *hold(uintptr_t number)
 {
-    *block_out = NULL;
+    cofi_fork_hold();
+    struct shared_block *block = blocks;
+    while (block && block->number != number)
+        block = block->next;
+    if (block)
+        block->n_holders++;
+    cofi_fork_release();
+    return block;
+}
+
+static void let_go(struct shared_block *block)
+{
+    cofi_fork_hold();
+    bool is_last = --block->n_holders == 0;
+    struct shared_block **at = &blocks;
+    while (is_last && *at != block)
+        at = &(*at)->next;
+    if (is_last)
+        *at = block->next;
+    cofi_fork_release();
+    if (!is_last)
+        return;
+    munmap(block->slabs, block->bytes);
+    free(block);
+}
+
+static cof_status take_block(const cof_arena *a, struct shared_block **block_out)
+{
+    size_t bytes = (size_t)a->n_ranks * a->slab_bytes;
     COF_FAIL_IF(COFI_FAULT(ARENA_NOMEM, a->rank), COF_ERR_NOMEM, "arena: refused by a fault hook");
     if (a->rank != 0)
         return COF_OK;
-    COF_TRY(cofi_memory_check(block_bytes(a)));
-    void *block = mmap(NULL, block_bytes(a), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
-                       -1, 0);
-    COF_FAIL_IF(block == MAP_FAILED, COF_ERR_NOMEM, "arena: no memory for %zu bytes",
-                block_bytes(a));
-    atomic_store(&((struct shared_block *)block)->n_holders, a->n_ranks);
+    COF_TRY(cofi_memory_check(bytes));
+    struct shared_block *block = malloc(sizeof *block);
+    COF_FAIL_IF(!block, COF_ERR_NOMEM, "arena: no memory");
+    *block = (struct shared_block){.n_holders = 1, .bytes = bytes};
+    block->slabs = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (block->slabs == MAP_FAILED) {
+        free(block);
+        return COF_FAIL(COF_ERR_NOMEM, "arena: no memory for %zu bytes", bytes);
+    }
+    enter(block);
     *block_out = block;
     return COF_OK;
 }
 
+/* Rank 0's block, held. */
+static cof_status find_block(cof_arena *a, struct shared_block **block)
+{
+    void *number = *block ? (void *)(*block)->number : NULL;
+    COF_TRY(cofi_team_bcast_pointer(a->team, number, &number));
+    if (a->rank != 0)
+        *block = hold((uintptr_t)number);
+    return *block ? COF_OK : COF_FAIL(COF_ERR_TIMEOUT, "arena: rank %d has let go of it already",
+                                      a->team->world_rank[0]);
+}
+
 static void unmap(cof_arena *a)
 {
-    struct shared_block *block = a->mapping;
-    if (atomic_fetch_sub(&block->n_holders, 1) == 1)
-        munmap(block, a->mapping_bytes);
+    let_go(a->mapping);
 }
 
 static cof_status map(cof_arena *a, void *const *peers)
 {
     (void)peers;
-    void *own, *block = NULL;
-    cof_status status = cofi_team_agree(a->team, "arena create", take_block(a, &own));
-    if (status != COF_OK) {
-        if (own)
-            munmap(own, block_bytes(a));
-        return status;
+    struct shared_block *block = NULL;
+    cof_status status = cofi_team_agree(a->team, "arena create", take_block(a, &block));
+    if (status == COF_OK) {
+        status = find_block(a, &block);
+        status = cofi_team_agree(a->team, "arena reserve", status);
     }
-    status = cofi_team_bcast_pointer(a->team, own, &block);
-    a->mapping = status == COF_OK ? block : own;
-    a->mapping_bytes = block_bytes(a);
-    if (status == COF_OK)
-        status = cofi_team_agree(a->team, "arena reserve", COF_OK);
     if (status != COF_OK) { /* others may have the block already: let go of this rank's part only */
-        if (a->mapping)
-            unmap(a);
+        if (block)
+            let_go(block);
         return status;
     }
+    a->mapping = block;
+    a->mapping_bytes = block->bytes;
     for (int r = 0; r < a->n_ranks; r++)
-        a->base[r] = (char *)block + sizeof(struct shared_block) + (size_t)r * a->slab_bytes;
+        a->base[r] = block->slabs + (size_t)r * a->slab_bytes;
     return COF_OK;
 }
 

@@ -21,8 +21,9 @@ struct cof_world;
 cof_status cofi_fork_add_world(struct cof_world *world);
 void cofi_fork_remove_world(struct cof_world *world); /* one that is not there is fine */
 
-/* Around system calls on the descriptors of worlds that belong together, and none of which waits:
- * neither a fork nor another thread's calls come between. Not with the lock of a world held. */
+/* Around system calls on the descriptors of worlds that belong together, and none of which waits,
+ * and around looking at a list of the whole process: neither a fork nor another thread's calls come
+ * between. Not with the lock of a world held. */
 void cofi_fork_hold(void);
 void cofi_fork_release(void);
 
