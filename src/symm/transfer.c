@@ -32,7 +32,8 @@ static cof_status run_put(struct cofi_cpu_stream *s, const void *args)
     (void)s;
     const struct transfer *t = args;
     COF_TRY(look(t->arena));
-    t->arena->ops->put(t->arena, t->peer, t->arena->data_offset + t->offset, t->src, t->bytes);
+    if (t->bytes) /* else `src` may be NULL, which is nothing to copy from */
+        t->arena->ops->put(t->arena, t->peer, t->arena->data_offset + t->offset, t->src, t->bytes);
     return COF_OK;
 }
 
@@ -42,6 +43,8 @@ static cof_status run_get(struct cofi_cpu_stream *s, const void *args)
     cof_status status = cofi_cpu_stream_status(s);
     if (status == COF_OK)
         status = look(t->arena);
+    if (t->bytes == 0)
+        return status;
     if (status == COF_OK)
         t->arena->ops->get(t->arena, t->dst, t->peer, t->arena->data_offset + t->offset, t->bytes);
     else
