@@ -20,19 +20,55 @@ static bool is_readable(const int pipe_fd[2], const char *at)
     return write(pipe_fd[1], at, 1) == 1 && read(pipe_fd[0], &scrap, 1) == 1;
 }
 
-static cof_status check_readable(const cof_arena *a)
+/* Puts the byte back where it was. */
+static bool is_writable(const int pipe_fd[2], char *at)
+{
+    return write(pipe_fd[1], at, 1) == 1 && read(pipe_fd[0], at, 1) == 1;
+}
+
+/* The first byte of the next page of the front. */
+static size_t next_page(const char *base, size_t offset)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    return offset + page - (uintptr_t)(base + offset) % page;
+}
+
+/* A byte of every page of the front, and the last one of the block. */
+static cof_status check_readable(const cof_arena *a, const int pipe_fd[2])
+{
+    for (int r = 0; r < a->n_ranks; r++) {
+        const char *base = a->base[r];
+        COF_FAIL_IF(!is_readable(pipe_fd, base + a->slab_bytes - 1), COF_ERR_INVALID,
+                    "peers.base[%d] = %p: no %zu bytes can be read there", r, (const void *)base,
+                    a->slab_bytes);
+        for (size_t offset = 0; offset < a->data_offset; offset = next_page(base, offset))
+            COF_FAIL_IF(!is_readable(pipe_fd, base + offset), COF_ERR_INVALID,
+                        "peers.base[%d] = %p: byte %zu of %zu cannot be read", r,
+                        (const void *)base, offset, a->slab_bytes);
+    }
+    return COF_OK;
+}
+
+static cof_status check_writable(const cof_arena *a, const int pipe_fd[2])
+{
+    char *base = a->base[a->rank];
+    for (size_t offset = 0; offset < a->data_offset; offset = next_page(base, offset))
+        COF_FAIL_IF(!is_writable(pipe_fd, base + offset), COF_ERR_INVALID,
+                    "peers.base[%d] = %p: byte %zu of the own block cannot be written", a->rank,
+                    (void *)base, offset);
+    return COF_OK;
+}
+
+/* A check that fails may leave a byte in its pipe, so each has its own. */
+static cof_status with_pipe(const cof_arena *a,
+                            cof_status (*check)(const cof_arena *a, const int pipe_fd[2]))
 {
     int fd[2];
     COF_FAIL_IF(pipe2(fd, O_CLOEXEC) != 0, COF_ERR_SYSTEM, "arena: pipe: %s", strerror(errno));
-    int bad = -1;
-    for (int r = a->n_ranks - 1; r >= 0; r--)
-        if (!is_readable(fd, a->base[r]) || !is_readable(fd, a->base[r] + a->slab_bytes - 1))
-            bad = r;
+    cof_status status = check(a, fd);
     close(fd[0]);
     close(fd[1]);
-    COF_FAIL_IF(bad >= 0, COF_ERR_INVALID, "peers.base[%d] = %p: no %zu bytes can be read there",
-                bad, (void *)a->base[bad], a->slab_bytes);
-    return COF_OK;
+    return status;
 }
 
 static cof_status compare_cookies(cof_arena *a, const uint64_t *cookies)
@@ -45,12 +81,17 @@ static cof_status compare_cookies(cof_arena *a, const uint64_t *cookies)
     return COF_OK;
 }
 
-static cof_status take_blocks(cof_arena *a, void *const *peers, uint64_t *cookie_out)
+static cof_status take_blocks(cof_arena *a, void *const *peers)
 {
     for (int r = 0; r < a->n_ranks; r++)
         a->base[r] = peers[r];
     COF_FAIL_IF(COFI_FAULT(ARENA_NOMEM, a->rank), COF_ERR_NOMEM, "arena: refused by a fault hook");
-    COF_TRY(check_readable(a));
+    return with_pipe(a, check_readable);
+}
+
+static cof_status begin_own(cof_arena *a, uint64_t *cookie_out)
+{
+    COF_TRY(with_pipe(a, check_writable));
     COF_FAIL_IF(getrandom(cookie_out, sizeof *cookie_out, 0) != (ssize_t)sizeof *cookie_out,
                 COF_ERR_SYSTEM, "arena: getrandom: %s", strerror(errno));
     *cookie_out |= 1;
@@ -62,9 +103,13 @@ static cof_status take_blocks(cof_arena *a, void *const *peers, uint64_t *cookie
 static cof_status map(cof_arena *a, void *const *peers)
 {
     uint64_t cookie = 0, *cookies = calloc((size_t)a->n_ranks, sizeof *cookies);
-    cof_status status = cookies ? take_blocks(a, peers, &cookie)
+    cof_status status = cookies ? take_blocks(a, peers)
                                 : COF_FAIL(COF_ERR_NOMEM, "arena: no memory");
     status = cofi_team_agree(a->team, "arena attach", status);
+    if (status == COF_OK) { /* all have looked at what each one now writes */
+        status = begin_own(a, &cookie);
+        status = cofi_team_agree(a->team, "arena attach", status);
+    }
     if (status == COF_OK)
         status = cofi_team_exchange(a->team, "arena attach", &cookie, cookies, sizeof cookie);
     if (status == COF_OK && !COFI_FAULT(COOKIE, a->rank)) {
