@@ -20,6 +20,12 @@ static void test_arguments(int rank, int n_ranks, const char *job, void *arg)
     CHECK_FAILS(cof_arena_create(team, 1, -1, &a), COF_ERR_INVALID, "n_words = -1");
     CHECK_FAILS(cof_arena_create(team, 1, 70000, &a), COF_ERR_INVALID, "wanted 0 .. 65535");
     CHECK_FAILS(cof_arena_create(team, SIZE_MAX, 0, &a), COF_ERR_INVALID, "past the address space");
+    CHECK(cof_arena_attach_bytes(team, 1, 65535) > 0, "no bytes");
+    CHECK(cof_arena_attach_bytes(NULL, 1, 0) == 0 && cof_arena_attach_bytes(team, 1, -1) == 0 &&
+              cof_arena_attach_bytes(team, 1, 65536) == 0 &&
+              cof_arena_attach_bytes(team, SIZE_MAX - 5, 0) == 0 &&
+              cof_arena_attach_bytes(team, SIZE_MAX / 2, 0) == 0,
+          "a number of bytes came out");
     CHECK(!a, "an arena came out");
     CHECK_OK(cof_arena_create(team, 1000, 2, &a));
     CHECK(cof_arena_bytes(a) == 1024, "%zu bytes", cof_arena_bytes(a));
@@ -41,6 +47,7 @@ static void test_arguments(int rank, int n_ranks, const char *job, void *arg)
     CHECK_FAILS(cof_arena_alloc(a, 0, &offset), COF_ERR_INVALID, "bytes = 0");
     CHECK_FAILS(cof_arena_alloc(a, 1, NULL), COF_ERR_INVALID, "offset_out");
     CHECK_OK(cof_put(a, 0, 1024, NULL, 0, COF_STREAM_NOW));
+    CHECK_OK(cof_get(a, NULL, 0, 1024, 0, COF_STREAM_NOW));
     CHECK_OK(cof_team_barrier(team)); /* nobody leaves while another looks */
     cof_arena_destroy(a);
     cof_arena_destroy(NULL);
@@ -151,6 +158,50 @@ static void test_attach_arguments(int rank, int n_ranks, const char *job, void *
     cof_world_destroy(w);
 }
 
+/* A block that cannot be written, or has a hole in its front, is an error and no signal. */
+static void test_attach_protected(int rank, int n_ranks, const char *job, void *arg)
+{
+    static char *shared[2];
+    enum { N_WORDS = 64, PAGES = 16 };
+    (void)arg;
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    cof_world *w = test_world(rank, n_ranks, job, 20);
+    cof_team *team = cof_world_team(w);
+    cof_arena *a = NULL;
+    shared[rank] = mmap(NULL, PAGES * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+                        0);
+    CHECK_OK(cof_team_barrier(team));
+    void *base[2] = {shared[0], shared[1]};
+    cof_peers p = peers_of(base, n_ranks);
+    p.bytes = PAGES * page;
+    p.n_words = N_WORDS;
+    CHECK(cof_arena_attach_bytes(team, 0, N_WORDS) > 3 * page, "the front has too few pages");
+    static const struct {
+        int from, to, access;
+        const char *text;
+    } rows[] = {{0, PAGES, PROT_READ, "byte 0 of the own block cannot be written"},
+                {2, 3, PROT_READ, "of the own block cannot be written"},
+                {1, 2, PROT_NONE, "cannot be read"},
+                {PAGES - 1, PAGES, PROT_NONE, "can be read there"}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        if (rank == 1)
+            mprotect(shared[1] + (size_t)rows[i].from * page,
+                     (size_t)(rows[i].to - rows[i].from) * page, rows[i].access);
+        CHECK_OK(cof_team_barrier(team));
+        CHECK_FAILS(cof_arena_attach(team, &p, &a), COF_ERR_INVALID, rows[i].text);
+        CHECK_OK(cof_team_barrier(team));
+        if (rank == 1)
+            mprotect(shared[1], PAGES * page, PROT_READ | PROT_WRITE);
+        CHECK_OK(cof_team_barrier(team));
+    }
+    CHECK_OK(cof_arena_attach(team, &p, &a));
+    CHECK_OK(cof_team_barrier(team));
+    cof_arena_destroy(a);
+    CHECK_OK(cof_team_barrier(team)); /* nobody unmaps while another looks */
+    munmap(shared[rank], PAGES * page);
+    cof_world_destroy(w);
+}
+
 /* Data behind the front stays; words begin at zero although the memory was used before. */
 static void test_attach(int rank, int n_ranks, const char *job, void *arg)
 {
@@ -225,6 +276,7 @@ int main(void)
     test_ranks(3, test_regions, NULL);
     test_ranks(2, test_differ, NULL);
     test_ranks(3, test_attach_arguments, NULL);
+    test_ranks(2, test_attach_protected, NULL);
     test_ranks(3, test_attach, NULL);
     test_ranks(2, test_deadline, NULL);
     return test_done();

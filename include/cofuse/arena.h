@@ -71,13 +71,17 @@ typedef struct cof_peers {
  * The blocks stay mapped until *every* rank has destroyed the arena. `peers` is not kept.
  *
  * COF_ERR_INVALID   a rule of cof_peers is broken (the text names entry and rule), base[r] cannot
- *                   be read or is not rank r's block, or `bytes` is too small
+ *                   be read or is not rank r's block, the own block cannot be written, or `bytes`
+ *                   is too small; of a block, the front and the last byte are looked at
  * COF_ERR_MISMATCH  the ranks passed different sizes
- * COF_ERR_NOMEM, COF_ERR_TIMEOUT, COF_ERR_PEER_DEAD
+ * COF_ERR_NOMEM, COF_ERR_TIMEOUT, COF_ERR_PEER_DEAD, COF_ERR_SYSTEM
  */
 COF_API cof_status cof_arena_attach(cof_team *team, const cof_peers *peers, cof_arena **arena_out);
 
-/** Bytes of a block for cof_arena_attach that holds `bytes` of data. Local; 0 for team = NULL. */
+/**
+ * Bytes of a block for cof_arena_attach that holds `bytes` of data. Local; 0 for team = NULL,
+ * n_words not 0 .. 65535, or `bytes` past the address space.
+ */
 COF_API size_t cof_arena_attach_bytes(const cof_team *team, size_t bytes, int n_words);
 
 /**

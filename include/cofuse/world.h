@@ -21,13 +21,16 @@
  *
  * fork. A child of a rank is no rank: it has no threads of Cofuse, and the sockets to the other
  * ranks are closed in it, so that it does not make a rank that dies seem alive. Every call there on
- * an object that was made before the fork (world, team, stream, plan) returns COF_ERR_INVALID;
- * those without a status (rank, size, names) go on answering. Destroying the child's copies is
- * allowed, returns at once and concerns no other process; it is not required: exec and exit do as
- * well. Symmetric memory that was mapped stays until the child calls exec or exits. A child may
- * make worlds of its own. All this is done by a handler of fork(), in place from the first world of
- * the process on: no other thread forks while that one is made. Children of vfork, posix_spawn and
- * clone must call exec, which closes everything.
+ * an object that was made before the fork (world, team, arena, stream, plan) returns
+ * COF_ERR_INVALID; those without a status (rank, size, names) go on answering. Destroying the
+ * child's copies is allowed, returns at once and concerns no other process; it is not required:
+ * exec and exit do as well. Symmetric memory of the shm engine is not mapped in the child: a
+ * pointer of cof_arena_view that was taken before faults there. That of the thread engine is a
+ * copy, as all of the process's own memory, and stays until the child calls exec or exits; what is
+ * attached is as the caller mapped it. A child may make worlds of its own. All this is done by a
+ * handler of fork(), in place from the first world of the process on: no other thread forks while
+ * that one is made. Children of vfork, posix_spawn and clone must call exec, which closes
+ * everything.
  */
 #ifndef COFUSE_WORLD_H
 #define COFUSE_WORLD_H
@@ -106,8 +109,9 @@ COF_API cof_status cof_world_create(const cof_world_options *options, cof_world 
 
 /**
  * Leaves the world: local, never waits for other ranks. The caller has synchronised its own streams
- * and destroyed its plans and streams of this world. Teams made from it may be destroyed later:
- * they keep the memory that they need, and calls on them return COF_ERR_INVALID. NULL is allowed.
+ * and destroyed its plans, arenas and streams of this world. Teams made from it may be destroyed
+ * later: they keep the memory that they need, and calls on them return COF_ERR_INVALID. NULL is
+ * allowed.
  */
 COF_API void cof_world_destroy(cof_world *world);
 
@@ -124,8 +128,9 @@ COF_API cof_team *cof_world_team(cof_world *world);
 
 /**
  * Makes a team of `n` world ranks: ranks[i] becomes rank i of the team. Collective over the members
- * only; other ranks do not call. `tag` is any number that is the same on all members: it tells
- * creations apart in error texts. One exchange, no device memory.
+ * only; other ranks do not call. `tag` is any number that is the same on all members, and another
+ * one for each team of the same list that lives at the same time: members that mix two such teams
+ * up are told so by their tags alone. One exchange, no device memory.
  *
  * COF_ERR_INVALID   n < 1, a rank out of range or named twice, or the caller is not a member
  * COF_ERR_MISMATCH  members passed different lists or tags
@@ -152,8 +157,8 @@ COF_API cof_status cof_team_split(cof_team *team, int inner, cof_team **inner_ou
                                   cof_team **outer_out);
 
 /**
- * Lets go of a team: local, never blocks. Its plans must be destroyed before. Not for the team of
- * cof_world_team. NULL is allowed.
+ * Lets go of a team: local, never blocks. Its plans and arenas must be destroyed before. Not for
+ * the team of cof_world_team. NULL is allowed.
  */
 COF_API void cof_team_destroy(cof_team *team);
 

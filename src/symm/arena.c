@@ -152,7 +152,12 @@ cof_status cofi_arena_open(cof_team *team, const struct cofi_arena_spec *spec, c
 {
     cof_arena *a = NULL;
     *arena_out = NULL;
-    cof_status status = own == COF_OK ? allocate(team, spec, &a) : own;
+    cof_status status = own;
+    if (status == COF_OK && !spec->peers && spec->bytes > MAX_BYTES / (size_t)team->n_ranks)
+        status = COF_FAIL(COF_ERR_INVALID, "bytes = %zu: past the address space for %d ranks",
+                          spec->bytes, team->n_ranks);
+    if (status == COF_OK)
+        status = allocate(team, spec, &a);
     status = cofi_team_agree(team, "arena create", status);
     if (status == COF_OK)
         status = compare_shapes(team, spec);
@@ -184,7 +189,8 @@ void cof_arena_destroy(cof_arena *a)
             break;
         }
     pthread_mutex_unlock(&a->team->world->lock);
-    if (cofi_process_is_this(&a->team->world->made_by)) /* a child of fork has nothing mapped */
+    /* A child of fork has no part in who lets go last, and of shared memory nothing to unmap. */
+    if (cofi_process_is_this(&a->team->world->made_by))
         a->ops->unmap(a);
     release(a);
 }
@@ -203,18 +209,15 @@ cof_status cof_arena_create(cof_team *team, size_t bytes, int n_words, cof_arena
     COF_FAIL_IF(!team, COF_ERR_INVALID, "team: NULL");
     COF_FAIL_IF(!arena_out, COF_ERR_INVALID, "arena_out: NULL");
     cof_status own = check_words(n_words, "n_words");
-    if (own == COF_OK && bytes > MAX_BYTES / (size_t)team->n_ranks)
-        own = COF_FAIL(COF_ERR_INVALID, "bytes = %zu: past the address space for %d ranks", bytes,
-                       team->n_ranks);
     return cofi_arena_open(team, &(struct cofi_arena_spec){.bytes = bytes, .n_words = n_words}, own,
                            arena_out);
 }
 
 size_t cof_arena_attach_bytes(const cof_team *team, size_t bytes, int n_words)
 {
-    return !team || n_words < 0
-               ? 0
-               : cofi_arena_front_bytes(team->n_ranks, n_words) + round_up(bytes, COFI_LINE);
+    if (!team || n_words < 0 || n_words > MAX_WORDS || bytes > MAX_BYTES)
+        return 0;
+    return cofi_arena_front_bytes(team->n_ranks, n_words) + round_up(bytes, COFI_LINE);
 }
 
 static cof_status check_peers(const cof_team *team, const cof_peers *p)
