@@ -27,9 +27,10 @@
  * exec and exit do as well. Symmetric memory of the shm engine is not mapped in the child: a
  * pointer of cof_arena_view that was taken before faults there. That of the thread engine is a
  * copy, as all of the process's own memory, and stays until the child calls exec or exits; what is
- * attached is as the caller mapped it. A child may make worlds of its own. All this is done by a handler of fork(), in place from the first world of
- * the process on: no other thread forks while that one is made. Children of vfork, posix_spawn and
- * clone must call exec, which closes everything.
+ * attached is as the caller mapped it. A child may make worlds of its own. All this is done by a
+ * handler of fork(), in place from the first world of the process on: no other thread forks while
+ * that one is made. Children of vfork, posix_spawn and clone must call exec, which closes
+ * everything.
  */
 #ifndef COFUSE_WORLD_H
 #define COFUSE_WORLD_H
@@ -108,8 +109,9 @@ COF_API cof_status cof_world_create(const cof_world_options *options, cof_world 
 
 /**
  * Leaves the world: local, never waits for other ranks. The caller has synchronised its own streams
- * and destroyed its plans, arenas and streams of this world. Teams made from it may be destroyed later:
- * they keep the memory that they need, and calls on them return COF_ERR_INVALID. NULL is allowed.
+ * and destroyed its plans, arenas and streams of this world. Teams made from it may be destroyed
+ * later: they keep the memory that they need, and calls on them return COF_ERR_INVALID. NULL is
+ * allowed.
  */
 COF_API void cof_world_destroy(cof_world *world);
 
@@ -155,8 +157,8 @@ COF_API cof_status cof_team_split(cof_team *team, int inner, cof_team **inner_ou
                                   cof_team **outer_out);
 
 /**
- * Lets go of a team: local, never blocks. Its plans and arenas must be destroyed before. Not for the team of
- * cof_world_team. NULL is allowed.
+ * Lets go of a team: local, never blocks. Its plans and arenas must be destroyed before. Not for
+ * the team of cof_world_team. NULL is allowed.
  */
 COF_API void cof_team_destroy(cof_team *team);
 

@@ -1,6 +1,6 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* Arenas: how they are made, and who has which part of the data. */
+/* Arenas: how they are made and let go, their pointers, and transfers. */
 #include "symm/arena.h"
 
 #include <stdio.h>
@@ -16,11 +16,6 @@
 
 /* ---- sizes ---------------------------------------------------------------------------------- */
 
-static size_t round_up(size_t bytes, size_t to)
-{
-    return (bytes + to - 1) / to * to;
-}
-
 size_t cofi_arena_words_bytes(int n_ranks, int n_purposes)
 {
     return (size_t)n_ranks * (size_t)n_purposes * sizeof(struct cofi_line);
@@ -32,16 +27,15 @@ size_t cofi_arena_front_bytes(int n_ranks, int n_words)
            cofi_arena_words_bytes(n_ranks, COFI_ARENA_PURPOSES + n_words);
 }
 
-/* Data that one plan needs. */
-static size_t plan_bytes(int n_ranks, size_t payload_bytes, int n_purposes)
+size_t cofi_arena_plan_bytes(int n_ranks, size_t payload_bytes, int n_purposes)
 {
-    return round_up(payload_bytes, COFI_LINE) + cofi_arena_words_bytes(n_ranks, n_purposes);
+    return cofi_round_up(payload_bytes, COFI_LINE) + cofi_arena_words_bytes(n_ranks, n_purposes);
 }
 
 size_t cofi_arena_slab_bytes(int n_ranks, size_t payload_bytes, int n_purposes)
 {
-    return round_up(cofi_arena_front_bytes(n_ranks, 0) +
-                        plan_bytes(n_ranks, payload_bytes, n_purposes),
+    return cofi_round_up(cofi_arena_front_bytes(n_ranks, 0) +
+                        cofi_arena_plan_bytes(n_ranks, payload_bytes, n_purposes),
                     4096);
 }
 
@@ -56,8 +50,8 @@ static void set_sizes(cof_arena *a, const struct cofi_arena_spec *spec)
         a->slab_bytes = spec->bytes / COFI_LINE * COFI_LINE;
         a->data_bytes = a->slab_bytes - front;
     } else {
-        a->data_bytes = round_up(spec->bytes, COFI_LINE);
-        a->slab_bytes = round_up(front + a->data_bytes, 4096);
+        a->data_bytes = cofi_round_up(spec->bytes, COFI_LINE);
+        a->slab_bytes = cofi_round_up(front + a->data_bytes, 4096);
     }
 }
 
@@ -126,14 +120,6 @@ static cof_status compare_shapes(cof_team *team, const struct cofi_arena_spec *s
     return status;
 }
 
-/* Acks of no call yet: what an ack of the epoch before the first would be. */
-static void set_lines(cof_arena *a, size_t words_offset, int purpose, uint64_t value)
-{
-    for (int w = 0; w < a->n_ranks; w++)
-        atomic_store(&cofi_own_line(a, cofi_line_offset(a, words_offset, purpose, w))->value,
-                     value);
-}
-
 static void publish(cof_arena *a)
 {
     cof_team *team = a->team;
@@ -149,21 +135,15 @@ static void publish(cof_arena *a)
     pthread_mutex_unlock(&team->world->lock);
 }
 
-static cof_status check_address_space(const cof_team *team, size_t bytes)
-{
-    COF_FAIL_IF(bytes > MAX_BYTES / (size_t)team->n_ranks, COF_ERR_INVALID,
-                "bytes = %zu: past the address space for %d ranks", bytes, team->n_ranks);
-    return COF_OK;
-}
-
 cof_status cofi_arena_open(cof_team *team, const struct cofi_arena_spec *spec, cof_status own,
                            cof_arena **arena_out)
 {
     cof_arena *a = NULL;
     *arena_out = NULL;
     cof_status status = own;
-    if (status == COF_OK && !spec->peers)
-        status = check_address_space(team, spec->bytes);
+    if (status == COF_OK && !spec->peers && spec->bytes > MAX_BYTES / (size_t)team->n_ranks)
+        status = COF_FAIL(COF_ERR_INVALID, "bytes = %zu: past the address space for %d ranks",
+                          spec->bytes, team->n_ranks);
     if (status == COF_OK)
         status = allocate(team, spec, &a);
     status = cofi_team_agree(team, "arena create", status);
@@ -172,7 +152,7 @@ cof_status cofi_arena_open(cof_team *team, const struct cofi_arena_spec *spec, c
     if (status == COF_OK)
         status = a->ops->map(a, spec->peers);
     if (status == COF_OK && a->first_epoch > 1) {
-        set_lines(a, cofi_arena_words_offset(), COFI_END_ACK, a->first_epoch - 1);
+        cofi_set_lines(a, cofi_arena_words_offset(), COFI_END_ACK, a->first_epoch - 1);
         status = cof_team_barrier(team);
         if (status != COF_OK)
             a->ops->unmap(a);
@@ -225,7 +205,7 @@ size_t cof_arena_attach_bytes(const cof_team *team, size_t bytes, int n_words)
 {
     if (!team || n_words < 0 || n_words > MAX_WORDS || bytes > MAX_BYTES)
         return 0;
-    return cofi_arena_front_bytes(team->n_ranks, n_words) + round_up(bytes, COFI_LINE);
+    return cofi_arena_front_bytes(team->n_ranks, n_words) + cofi_round_up(bytes, COFI_LINE);
 }
 
 static cof_status check_peers(const cof_team *team, const cof_peers *p)
@@ -279,228 +259,6 @@ cof_status cof_arena_view(cof_arena *a, cof_arena_pointers *pointers)
         .n_words = a->n_words, .word_stride = sizeof(struct cofi_line)};
     memcpy(pointers, &full, pointers->size < sizeof full ? pointers->size : sizeof full);
     return COF_OK;
-}
-
-/* ---- regions: alike on all ranks ------------------------------------------------------------ */
-
-/* Regions whose plan is gone on every rank are free again. */
-static cof_status drop_released(cof_arena *a)
-{
-    if (a->n_regions == 0)
-        return COF_OK;
-    size_t n = (size_t)a->n_regions;
-    char *own = calloc(n, 1), *all = calloc(n * (size_t)a->n_ranks, 1);
-    cof_status status = own && all ? COF_OK : COF_FAIL(COF_ERR_NOMEM, "arena: no memory");
-    status = cofi_team_agree(a->team, "arena regions", status);
-    for (size_t i = 0; i < n && status == COF_OK; i++)
-        own[i] = a->regions[i].released;
-    if (status == COF_OK)
-        status = cofi_team_exchange(a->team, "arena regions", own, all, n);
-    int kept = 0;
-    pthread_mutex_lock(&a->lock);
-    for (size_t i = 0; i < n && status == COF_OK; i++) {
-        bool free_everywhere = true;
-        for (int r = 0; r < a->n_ranks; r++)
-            free_everywhere &= all[(size_t)r * n + i] != 0;
-        if (!free_everywhere)
-            a->regions[kept++] = a->regions[i];
-    }
-    if (status == COF_OK)
-        a->n_regions = kept;
-    pthread_mutex_unlock(&a->lock);
-    free(own);
-    free(all);
-    return status;
-}
-
-/* Where the payloads of the plans end, those released on this rank alone included: ranks must come
- * to the same answer. */
-static size_t payload_end(const cof_arena *a)
-{
-    size_t end = 0;
-    for (int i = 0; i < a->n_regions; i++)
-        if (a->regions[i].payload_bytes > end)
-            end = a->regions[i].payload_bytes;
-    return end;
-}
-
-static struct cofi_region *insert_region(cof_arena *a, int at, const struct cofi_region *region)
-{
-    pthread_mutex_lock(&a->lock);
-    struct cofi_region *more = realloc(a->regions, (size_t)(a->n_regions + 1) * sizeof *more);
-    if (more) {
-        a->regions = more;
-        memmove(more + at + 1, more + at, (size_t)(a->n_regions - at) * sizeof *more);
-        more[at] = *region;
-        a->n_regions++;
-    } else {
-        COF_FAIL(COF_ERR_NOMEM, "arena: no memory");
-    }
-    pthread_mutex_unlock(&a->lock);
-    return more ? &more[at] : NULL;
-}
-
-/* The highest gap that holds `bytes` above all payloads; the new region, or NULL after a text. */
-static struct cofi_region *place_region(cof_arena *a, size_t bytes, size_t payload_bytes)
-{
-    size_t floor = payload_end(a) > payload_bytes ? payload_end(a) : payload_bytes;
-    size_t end = a->data_bytes;
-    int at = 0;
-    for (; at < a->n_regions; at++) {
-        const struct cofi_region *next = &a->regions[at];
-        if (end - (next->offset + next->bytes) >= bytes)
-            break;
-        end = next->offset;
-    }
-    size_t lowest = a->n_regions ? a->regions[a->n_regions - 1].offset : a->data_bytes;
-    size_t new_lowest = at < a->n_regions ? lowest : end >= bytes ? end - bytes : 0;
-    if (end < bytes || new_lowest < floor) {
-        COF_FAIL(COF_ERR_NOMEM,
-                 "arena: %zu bytes of data, %zu of them set aside; no room for %zu more above "
-                 "plans' buffers of %zu",
-                 a->data_bytes, a->data_bytes - lowest, bytes, floor);
-        return NULL;
-    }
-    const struct cofi_region region = {.offset = end - bytes, .bytes = bytes,
-                                       .payload_bytes = payload_bytes};
-    return insert_region(a, at, &region);
-}
-
-static void remove_region(cof_arena *a, struct cofi_region *region)
-{
-    pthread_mutex_lock(&a->lock);
-    size_t after = (size_t)(a->regions + a->n_regions - (region + 1));
-    memmove(region, region + 1, after * sizeof *region);
-    a->n_regions--;
-    pthread_mutex_unlock(&a->lock);
-}
-
-static cof_status compare_bytes(cof_arena *a, size_t bytes)
-{
-    uint64_t own = bytes, *all = a->team->table;
-    cof_status status = cofi_team_exchange(a->team, "arena alloc", &own, all, sizeof own);
-    for (int i = 1; i < a->n_ranks && status == COF_OK; i++)
-        if (all[i] != all[0])
-            status = COF_FAIL(COF_ERR_MISMATCH, "bytes = %llu on rank %d, %llu on rank %d",
-                              (unsigned long long)all[0], a->team->world_rank[0],
-                              (unsigned long long)all[i], a->team->world_rank[i]);
-    return status;
-}
-
-cof_status cof_arena_alloc(cof_arena *a, size_t bytes, size_t *offset_out)
-{
-    COF_FAIL_IF(!a, COF_ERR_INVALID, "arena: NULL");
-    COF_FAIL_IF(!offset_out, COF_ERR_INVALID, "offset_out: NULL");
-    COF_TRY(compare_bytes(a, bytes));
-    COF_FAIL_IF(bytes == 0, COF_ERR_INVALID, "bytes = 0: wanted at least 1");
-    COF_TRY(drop_released(a));
-    struct cofi_region *region =
-        bytes > a->data_bytes ? NULL : place_region(a, round_up(bytes, COFI_LINE), 0);
-    COF_FAIL_IF(bytes > a->data_bytes, COF_ERR_NOMEM, "bytes = %zu: the arena has %zu", bytes,
-                a->data_bytes);
-    cof_status status = cofi_team_agree(a->team, "arena alloc", region ? COF_OK : COF_ERR_NOMEM);
-    if (status == COF_OK)
-        *offset_out = region->offset;
-    else if (region)
-        remove_region(a, region);
-    return status;
-}
-
-/* ---- plans ---------------------------------------------------------------------------------- */
-
-cof_status cofi_arena_check(const cof_team *team, const cof_arena *a)
-{
-    COF_FAIL_IF(a && a->team != team, COF_ERR_INVALID,
-                "arena: made for another team than this plan's (of %d ranks)", a->n_ranks);
-    return COF_OK;
-}
-
-void cofi_arena_name(const cof_team *team, const cof_arena *a, char *text, size_t bytes)
-{
-    snprintf(text, bytes, "%s arena=%s", a ? a->ops->name : team->world->ops->name,
-             a ? "shared" : "own");
-}
-
-/* Words begin as after a reset: nothing ready, acks of an epoch before any that will be asked for.
- * Calls of other plans may be on their way on other ranks: any epoch near the present will do. */
-static void begin_words(struct cofi_binding *b)
-{
-    cof_arena *a = b->arena;
-    uint32_t now = atomic_load_explicit(&a->epoch, memory_order_relaxed);
-    uint32_t before = now ? now : a->first_epoch - 1;
-    for (int p = 0; p < b->n_purposes; p++)
-        set_lines(a, b->words_offset, p, b->acks >> p & 1 ? before : 0);
-}
-
-static cof_status place_words(cof_arena *a, const struct cofi_binding_spec *spec,
-                              struct cofi_region **region_out)
-{
-    COF_TRY(drop_released(a));
-    *region_out = place_region(a, cofi_arena_words_bytes(a->n_ranks, spec->n_purposes),
-                               round_up(spec->payload_bytes, COFI_LINE));
-    return cofi_team_agree(a->team, "arena words", *region_out ? COF_OK : COF_ERR_NOMEM);
-}
-
-static cof_status open_private(cof_team *team, const struct cofi_binding_spec *spec,
-                               cof_arena **out)
-{
-    size_t bytes = plan_bytes(team->n_ranks, spec->payload_bytes, spec->n_purposes);
-    return cofi_arena_open(team, &(struct cofi_arena_spec){.bytes = bytes, .is_private = true},
-                           COF_OK, out);
-}
-
-cof_status cofi_arena_bind(cof_team *team, cof_arena *a, const struct cofi_binding_spec *spec,
-                           struct cofi_binding *b)
-{
-    cof_arena *own = NULL;
-    struct cofi_region *region = NULL;
-    if (!a)
-        COF_TRY(open_private(team, spec, &own));
-    a = a ? a : own;
-    cof_status status = place_words(a, spec, &region);
-    if (status == COF_OK) {
-        *b = (struct cofi_binding){.arena = a, .op = spec->op, .n_purposes = spec->n_purposes,
-                                   .acks = spec->acks,
-                                   .words_offset = a->data_offset + region->offset};
-        pthread_mutex_lock(&a->lock);
-        region->binding = b;
-        pthread_mutex_unlock(&a->lock);
-        begin_words(b);
-        status = cof_team_barrier(team); /* nobody signals before all have begun */
-    }
-    if (status != COF_OK) {
-        if (region)
-            remove_region(a, region);
-        cof_arena_destroy(own);
-        *b = (struct cofi_binding){0};
-        return status;
-    }
-    b->ordinal = team->n_plans++;
-    return COF_OK;
-}
-
-static void release_words(cof_arena *a, const struct cofi_binding *b)
-{
-    pthread_mutex_lock(&a->lock);
-    for (int i = 0; i < a->n_regions; i++)
-        if (a->regions[i].binding == b) {
-            a->regions[i].binding = NULL;
-            a->regions[i].released = true;
-        }
-    pthread_mutex_unlock(&a->lock);
-}
-
-void cofi_arena_unbind(struct cofi_binding *b)
-{
-    cof_arena *a = b->arena;
-    if (!a)
-        return;
-    if (cofi_process_is_this(
-            &a->team->world->made_by)) /* in a child the lock may be held for ever */
-        release_words(a, b);
-    if (a->is_private)
-        cof_arena_destroy(a);
-    b->arena = NULL;
 }
 
 /* ---- transfers ------------------------------------------------------------------------------ */

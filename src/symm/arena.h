@@ -120,6 +120,8 @@ cof_status cofi_arena_open(cof_team *team, const struct cofi_arena_spec *spec, c
 
 /* Bytes of a slab before its data. */
 size_t cofi_arena_front_bytes(int n_ranks, int n_words);
+/* Data that one plan needs. */
+size_t cofi_arena_plan_bytes(int n_ranks, size_t payload_bytes, int n_purposes);
 /* Bytes of a plan's words. */
 size_t cofi_arena_words_bytes(int n_ranks, int n_purposes);
 /* Bytes of a slab with one plan's payload and words in it. */
@@ -227,6 +229,19 @@ static inline size_t cofi_arena_words_offset(void)
 static inline struct cofi_line *cofi_own_line(cof_arena *a, size_t offset)
 {
     return (struct cofi_line *)(void *)(a->base[a->rank] + offset);
+}
+
+/* Of all writers of a purpose. */
+static inline void cofi_set_lines(cof_arena *a, size_t words_offset, int purpose, uint64_t value)
+{
+    for (int w = 0; w < a->n_ranks; w++)
+        atomic_store(&cofi_own_line(a, cofi_line_offset(a, words_offset, purpose, w))->value,
+                     value);
+}
+
+static inline size_t cofi_round_up(size_t bytes, size_t to)
+{
+    return (bytes + to - 1) / to * to;
 }
 
 static inline struct cofi_control *cofi_own_control(cof_arena *a)

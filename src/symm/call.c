@@ -115,21 +115,14 @@ static cof_status meet(struct cofi_binding *b, int purpose, const char *step)
 
 /* ---- reset ---------------------------------------------------------------------------------- */
 
-static void reset_lines(cof_arena *a, size_t words_offset, int purpose, uint32_t epoch)
-{
-    for (int w = 0; w < a->n_ranks; w++)
-        atomic_store(&cofi_own_line(a, cofi_line_offset(a, words_offset, purpose, w))->value,
-                     (uint64_t)epoch);
-}
-
 static void reset_words(cof_arena *a, uint32_t before)
 {
-    reset_lines(a, cofi_arena_words_offset(), COFI_END_ACK, before);
+    cofi_set_lines(a, cofi_arena_words_offset(), COFI_END_ACK, before);
     pthread_mutex_lock(&a->lock); /* once in 2^30 calls */
     for (int i = 0; i < a->n_regions; i++) {
         struct cofi_binding *b = a->regions[i].binding;
         for (int p = 0; b && p < b->n_purposes; p++)
-            reset_lines(a, b->words_offset, p, b->acks >> p & 1 ? before : 0);
+            cofi_set_lines(a, b->words_offset, p, b->acks >> p & 1 ? before : 0);
         if (b)
             memset(b->mark, 0, sizeof b->mark);
     }

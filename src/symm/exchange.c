@@ -91,7 +91,7 @@ static cof_status send_fd(cof_team *t, int rank, const struct head *head, int fd
     if (*is_cut)
         return COF_ERR_TIMEOUT;
     cof_status status = cofi_link_send_fd(socket_of(t, rank), fd, head, sizeof *head, deadline);
-    *is_cut = status == COF_ERR_TIMEOUT; /* or before its first byte, which is the same to the team */
+    *is_cut = status == COF_ERR_TIMEOUT; /* perhaps before the first byte: not told apart */
     return status;
 }
 
