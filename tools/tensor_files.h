@@ -13,8 +13,8 @@
 bool cofi_tensors_open(const char *input, char *const names[], int n_names,
                        struct cofi_st_file *file, char *error);
 
-/* A word of the file's metadata as the place of one of "a|b|c"; `given` instead where an option gave
- * one (>= 0); 0 where neither did. False after a message of its own. */
+/* A word of the file's metadata as the place of one of "a|b|c"; `given` instead where an option
+ * gave one (>= 0); 0 where neither did. False after a message of its own. */
 bool cofi_tensors_choice(const struct cofi_st_file *file, const char *key, const char *choices,
                          int given, int *value_out);
 
