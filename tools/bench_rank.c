@@ -1,18 +1,17 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
 /* The ranks of one job of `cofuse bench`: processes, or threads of one fresh process. */
-#include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "bench_harness.h"
 #include "core/clock.h"
 #include "core/config.h"
 #include "core/error.h"
 #include "job.h"
+#include "ranks.h"
 #include "symm/symm.h"
 
 enum { MIN_CALLS = 3, N_LATER = 3 };
@@ -120,7 +119,7 @@ static cof_status time_direction(struct rank *r, int direction)
     return COF_OK;
 }
 
-static cof_status measure(struct rank *r, cof_world_options *options)
+static cof_status measure(struct rank *r, const cof_world_options *options)
 {
     COF_TRY(cof_world_create(options, &r->place.world));
     cof_world *world = r->place.world;
@@ -163,19 +162,15 @@ static const struct cofi_op_bench *find_bench(const char *name)
 }
 
 /* `rank` is that of a thread; a process has it from its environment. */
-static int run_rank(struct cofi_bench_job *job, cof_world_options *options, int rank)
+static int run_rank(void *arg, const cof_world_options *options, int rank)
 {
+    struct cofi_bench_job *job = arg;
     struct rank *r = calloc(1, sizeof *r);
     if (!r) {
         cofi_cli_error("out of memory");
         return COFI_EXIT_RANK;
     }
-    const char *init = getenv("COFUSE_INIT_TIMEOUT"), *wait = getenv("COFUSE_TIMEOUT");
     *r = (struct rank){.job = job, .op = find_bench(job->op), .place.rank = rank};
-    options->engine = job->engine;
-    options->n_threads = job->n_threads;
-    options->init_timeout = init && *init ? 0 : job->timeout;
-    options->run_timeout = wait && *wait ? 0 : job->timeout;
     cof_status status = r->op ? measure(r, options)
                               : COF_FAIL(COF_ERR_INTERNAL, "no operator \"%s\"", job->op);
     int code = status == COF_OK ? COFI_EXIT_OK : fail(r, status);
@@ -189,47 +184,6 @@ static int run_rank(struct cofi_bench_job *job, cof_world_options *options, int 
     return code;
 }
 
-struct thread_rank {
-    struct cofi_bench_job *job;
-    const char *name; /* of the world's job */
-    int rank, code;
-    pthread_t thread;
-};
-
-static void *run_as_thread(void *arg)
-{
-    struct thread_rank *own = arg;
-    cof_world_options options = COF_WORLD_OPTIONS_INIT;
-    options.n_ranks = own->job->n_ranks;
-    options.rank = own->rank;
-    options.job = own->name;
-    own->code = run_rank(own->job, &options, own->rank);
-    return NULL;
-}
-
-static int run_threads(struct cofi_bench_job *job)
-{
-    static struct thread_rank ranks[COFI_MAX_RANKS];
-    char name[64];
-    int n = 0, code = COFI_EXIT_OK;
-    snprintf(name, sizeof name, "cofuse-bench-%d", (int)getpid());
-    for (; n < job->n_ranks; n++) {
-        ranks[n] = (struct thread_rank){.job = job, .name = name, .rank = n};
-        if (pthread_create(&ranks[n].thread, NULL, run_as_thread, &ranks[n]) != 0) {
-            cofi_cli_error("rank %d: no thread to be had", n);
-            code = COFI_EXIT_RANK;
-            break;
-        }
-    }
-    /* A rank's own complaint outweighs the errors that it causes on the others. */
-    for (int i = 0; i < n; i++) {
-        pthread_join(ranks[i].thread, NULL);
-        if (code == COFI_EXIT_OK || (code == COFI_EXIT_RANK && ranks[i].code != COFI_EXIT_OK))
-            code = ranks[i].code;
-    }
-    return code;
-}
-
 int cofi_bench_rank_main(void)
 {
     size_t bytes;
@@ -238,8 +192,12 @@ int cofi_bench_rank_main(void)
         cofi_cli_error("COFUSE_SHARED_FD is set, but is no memory of a parent `cofuse bench`");
         return COFI_EXIT_RANK;
     }
-    cof_world_options options = COF_WORLD_OPTIONS_INIT;
+    struct cofi_ranks_spec spec = {.n_ranks = job->n_ranks, .options = COF_WORLD_OPTIONS_INIT,
+                                   .body = run_rank, .arg = job};
+    spec.options.engine = job->engine;
+    spec.options.n_threads = job->n_threads;
+    cofi_ranks_timeouts(&spec.options, job->timeout);
     return job->engine == COF_ENGINE_THREAD
-               ? run_threads(job)
-               : run_rank(job, &options, (int)cofi_config_int(COFI_VAR_RANK));
+               ? cofi_ranks_run_threads(&spec)
+               : run_rank(job, &spec.options, (int)cofi_config_int(COFI_VAR_RANK));
 }

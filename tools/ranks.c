@@ -55,12 +55,12 @@ static void *run_thread(void *arg)
     return NULL;
 }
 
-static int run_threads(const struct cofi_ranks_spec *spec)
+int cofi_ranks_run_threads(const struct cofi_ranks_spec *spec)
 {
     static int n_jobs;
     char job[64];
     struct thread_rank ranks[COFI_MAX_RANKS];
-    snprintf(job, sizeof job, "cofuse-run-%d-%d", (int)getpid(), n_jobs++);
+    snprintf(job, sizeof job, "cofuse-ranks-%d-%d", (int)getpid(), n_jobs++);
     sigset_t alarm, old_mask; /* the busy line's signal is for this thread */
     sigemptyset(&alarm);
     sigaddset(&alarm, SIGALRM);
@@ -90,7 +90,8 @@ int cofi_ranks_run(const struct cofi_ranks_spec *spec)
     char text[64];
     snprintf(text, sizeof text, "running %d ranks", spec->n_ranks);
     cofi_cli_busy(text);
-    int code = spec->options.engine == COF_ENGINE_THREAD ? run_threads(spec) : run_processes(spec);
+    int code = spec->options.engine == COF_ENGINE_THREAD ? cofi_ranks_run_threads(spec)
+                                                           : run_processes(spec);
     cofi_cli_idle();
     return code;
 }

@@ -22,6 +22,9 @@ struct cofi_ranks_spec {
 /* Runs them all; the exit code for all of them. */
 int cofi_ranks_run(const struct cofi_ranks_spec *spec);
 
+/* On threads of this process, whatever the engine; without the line that tells of it. */
+int cofi_ranks_run_threads(const struct cofi_ranks_spec *spec);
+
 /* Deadlines: the environment's, else `seconds`. */
 void cofi_ranks_timeouts(cof_world_options *options, double seconds);
 

@@ -268,3 +268,15 @@ bool cofi_tensors_write(const char *output, const struct cofi_st_metadata *metad
     free(list.text);
     return ok;
 }
+
+/* ---- metadata ------------------------------------------------------------------------------- */
+
+bool cofi_tensors_choice(const struct cofi_st_file *file, const char *key, const char *choices,
+                         int given, int *value_out)
+{
+    const char *text = cofi_st_metadata(file, key);
+    char name[300];
+    *value_out = given < 0 ? 0 : given;
+    snprintf(name, sizeof name, "%s: metadata %s", file->path, key);
+    return given >= 0 || !text || cofi_cli_choice(name, text, choices, value_out);
+}

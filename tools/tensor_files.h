@@ -13,6 +13,11 @@
 bool cofi_tensors_open(const char *input, char *const names[], int n_names,
                        struct cofi_st_file *file, char *error);
 
+/* A word of the file's metadata as the place of one of "a|b|c"; `given` instead where an option
+ * gave one (>= 0); 0 where neither did. False after a message of its own. */
+bool cofi_tensors_choice(const struct cofi_st_file *file, const char *key, const char *choices,
+                         int given, int *value_out);
+
 /* Whether the output could be begun: each file may be written, and is neither an input nor named
  * twice. For saying so before hours of work. */
 bool cofi_tensors_may_write(const char *input, const char *output, char *error);

@@ -18,6 +18,7 @@
 #include "core/error.h"
 #include "ops/check_elem.h"
 #include "symm/arena.h"
+#include "tools/cli.h"
 
 /* ---- Random data ---- */
 
@@ -250,7 +251,10 @@ static cof_status make_block(size_t bytes, int *fd_out)
 static cof_status exchange_blocks(cof_team *team, struct cofi_check_blocks *b, struct place *places)
 {
     int rank = cof_team_rank(team);
-    cof_status status = make_block(places[rank].bytes, &b->fd);
+    cof_status status = b->base && b->bytes
+                            ? make_block(places[rank].bytes, &b->fd)
+                            : COF_FAIL(COF_ERR_NOMEM, "check: no memory for the blocks of %d ranks",
+                                       b->n_ranks);
     struct place own = {(int32_t)getpid(), status == COF_OK ? b->fd : -1, places[rank].bytes};
     COF_TRY(cof_team_allgather(team, &own, places, sizeof own));
     for (int r = 0; r < b->n_ranks && status == COF_OK; r++) {
@@ -264,18 +268,11 @@ static cof_status exchange_blocks(cof_team *team, struct cofi_check_blocks *b, s
 cof_status cofi_check_blocks_open(cof_team *team, size_t bytes, struct cofi_check_blocks *b)
 {
     size_t n = (size_t)cof_team_size(team);
-    struct place *places = calloc(n, sizeof *places);
+    struct place places[COFI_MAX_RANKS] = {0};
     *b = (struct cofi_check_blocks){.n_ranks = (int)n, .fd = -1, .base = calloc(n, sizeof *b->base),
                                     .bytes = calloc(n, sizeof *b->bytes)};
-    if (!places || !b->base || !b->bytes) {
-        free(places);
-        cofi_check_blocks_close(b);
-        return COF_FAIL(COF_ERR_NOMEM, "check: no memory for the blocks of %zu ranks", n);
-    }
     places[cof_team_rank(team)].bytes = bytes;
-    cof_status status = exchange_blocks(team, b, places);
-    free(places);
-    return status;
+    return exchange_blocks(team, b, places);
 }
 
 void cofi_check_blocks_close(struct cofi_check_blocks *b)

@@ -23,9 +23,9 @@ cof_status cofi_workspace_write(cof_workspace_sizes *sizes, const cof_workspace_
 /* Rows of the rank that has most. */
 int64_t cofi_plan_max_rows(const cof_layout *layout);
 
-/* COF_ERR_INVALID unless tensors of [rows, n_batch, n_heads, head_dim] have sizes in bytes, and sums
- * of a few of them, that 63 bits hold: global rows, and as many for each rank as the one with most
- * of them has. `layout->n_rows` is not negative, the others are at least 1. */
+/* COF_ERR_INVALID unless 63 bits hold the bytes of tensors [rows, n_batch, n_heads, head_dim], and
+ * sums of a few of them: with the global rows, and with those of the rank that has most for every
+ * rank. `layout->n_rows` is not negative, the others are at least 1. */
 cof_status cofi_plan_check_size(const cof_layout *layout, int64_t n_batch, int64_t n_heads,
                                 int64_t head_dim);
 

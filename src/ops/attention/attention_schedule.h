@@ -34,8 +34,8 @@ void cofi_schedule_order_all(struct cofi_schedule *x, struct cofi_cpu_stream *st
 void cofi_schedule_open(struct cofi_schedule *x, int direction);
 /* Backward, on S: delta, lse, dq = 0. */
 void cofi_schedule_grad_begin(struct cofi_schedule *x);
-/* On S behind all of C, whatever happened: stores the outputs; after a failure poisons the arena and fills them
- * with NaN. Returns what the call returns. */
+/* On S behind all of C, whatever happened: stores the outputs; after a failure poisons the arena
+ * and fills them with NaN. Returns what the call returns. */
 cof_status cofi_schedule_end_forward(struct cofi_schedule *x);
 cof_status cofi_schedule_end_backward(struct cofi_schedule *x);
 

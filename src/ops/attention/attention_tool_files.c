@@ -36,39 +36,26 @@ struct cofi_attention_geometry cofi_attention_geometry(const cof_attention_param
 
 /* ---- reading -------------------------------------------------------------------------------- */
 
-/* A value of the file's metadata, as one of choices; `value` stays when it was given as an option
- * or the file has none. */
-static bool metadata_choice(const struct cofi_st_file *file, const char *key, const char *choices,
-                            int *value)
-{
-    const char *text = cofi_st_metadata(file, key);
-    char name[300];
-    snprintf(name, sizeof name, "%s: metadata %s", file->path, key);
-    if (*value >= 0 || !text)
-        return true;
-    return cofi_cli_choice(name, text, choices, value);
-}
-
 static bool read_metadata(const struct cofi_attention_options *options,
                           const struct cofi_st_file *file, cof_attention_params *params)
 {
-    int mask = options->mask, format = options->format, layout = options->layout;
+    int mask, format, layout;
     const char *op = cofi_st_metadata(file, "op"), *scale = cofi_st_metadata(file, "scale");
     if (op && strcmp(op, "attention")) {
         cofi_cli_error("%s: its metadata says op = \"%s\", wanted attention", file->path, op);
         return false;
     }
-    if (!metadata_choice(file, "mask", "none|causal", &mask) ||
-        !metadata_choice(file, "format", "bshd|sbhd", &format) ||
-        !metadata_choice(file, "layout", "zigzag|contiguous", &layout))
+    if (!cofi_tensors_choice(file, "mask", "none|causal", options->mask, &mask) ||
+        !cofi_tensors_choice(file, "format", "bshd|sbhd", options->format, &format) ||
+        !cofi_tensors_choice(file, "layout", "zigzag|contiguous", options->layout, &layout))
         return false;
     params->scale = options->scale;
     if (!options->has_scale && scale &&
         !cofi_cli_double("metadata scale", scale, -1e30, 1e30, &params->scale))
         return false;
-    params->mask = mask > 0 ? COF_MASK_CAUSAL : COF_MASK_NONE;
-    params->format = format > 0 ? COF_FORMAT_SBHD : COF_FORMAT_BSHD;
-    params->layout = layout > 0 ? COF_LAYOUT_CONTIGUOUS : COF_LAYOUT_ZIGZAG;
+    params->mask = mask ? COF_MASK_CAUSAL : COF_MASK_NONE;
+    params->format = format ? COF_FORMAT_SBHD : COF_FORMAT_BSHD;
+    params->layout = layout ? COF_LAYOUT_CONTIGUOUS : COF_LAYOUT_ZIGZAG;
     return true;
 }
 

@@ -74,13 +74,13 @@ static cof_status run_window(struct cofi_cpu_stream *stream, const void *args)
     return COF_OK;
 }
 
-/* One window; the ranks begin it together. */
-static cof_status measure(cof_world *world, struct rate_work *work, int64_t window_ns,
-                          double *rate_out)
+/* One window; the ranks begin it together, or none does. */
+static cof_status measure(cof_world *world, struct rate_work *work, cof_status own,
+                          int64_t window_ns, double *rate_out)
 {
     const cof_attention_params *p = work->params;
     double flops = 2.0 * TILE_M * TILE_N * (double)(p->head_dim_qk + p->head_dim_v);
-    COF_TRY(cof_team_barrier(world->team));
+    COF_TRY(cofi_team_agree(world->team, "tile products", own));
     int64_t begin = cofi_now();
     work->until = begin + window_ns;
     COF_TRY(cofi_cpu_enqueue(world->stream, run_window, &work, sizeof work, 0));
@@ -101,12 +101,14 @@ cof_status cofi_attention_tile_rate(cof_world *world, const cof_attention_params
     int64_t n_k = TILE_N * p->n_kv_heads * p->head_dim_qk;
     int64_t n_v = TILE_N * p->n_kv_heads * p->head_dim_v;
     char *memory = malloc((size_t)((n_q + n_k + n_v) * work.elem_bytes));
-    COF_FAIL_IF(!memory, COF_ERR_NOMEM, "operands of the tile products");
-    fill(memory, work.type, n_q + n_k + n_v);
+    cof_status status = memory ? COF_OK
+                               : COF_FAIL(COF_ERR_NOMEM, "operands of the tile products");
+    if (memory)
+        fill(memory, work.type, n_q + n_k + n_v);
     work.q = memory;
-    work.k = memory + n_q * work.elem_bytes;
-    work.v = work.k + n_k * work.elem_bytes;
-    cof_status status = measure(world, &work, (int64_t)(seconds * 1e9), rate_out);
+    work.k = memory ? memory + n_q * work.elem_bytes : NULL;
+    work.v = memory ? work.k + n_k * work.elem_bytes : NULL;
+    status = measure(world, &work, status, (int64_t)(seconds * 1e9), rate_out);
     free(memory);
     return status;
 }

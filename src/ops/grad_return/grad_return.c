@@ -246,7 +246,8 @@ static void describe(struct cofi_grad_return_plan *plan, const cof_arena *arena)
              (long long)p->n_rows, (long long)p->n_heads, (long long)p->head_dim_k,
              (long long)p->head_dim_v, p->layout == COF_LAYOUT_ZIGZAG ? "zigzag" : "contiguous",
              p->chunking == COF_CHUNKING_BALANCED ? "balanced" : "padded", plan->transport->name,
-             stride, p->by_section ? "section" : "whole", plan->n_ranks, engine, cofi_isa_name(cofi_isa()));
+             stride, p->by_section ? "section" : "whole", plan->n_ranks, engine,
+             cofi_isa_name(cofi_isa()));
 }
 
 static void destroy(cof_plan *base)
@@ -318,7 +319,8 @@ cof_status cof_grad_return_plan_create(cof_team *team, const cof_grad_return_par
     COF_FAIL_IF(!plan_out, COF_ERR_INVALID, "plan_out: NULL");
     *plan_out = NULL;
     cof_plan *plan;
-    COF_TRY(cofi_plan_open(team, "grad_return", sizeof(struct cofi_grad_return_plan), destroy, &plan));
+    COF_TRY(cofi_plan_open(team, "grad_return", sizeof(struct cofi_grad_return_plan), destroy,
+                           &plan));
     cof_status status = build((struct cofi_grad_return_plan *)plan, team, params, arena);
     return cofi_plan_finish(plan, status, plan_out);
 }

@@ -11,16 +11,6 @@
 
 /* ---- reading -------------------------------------------------------------------------------- */
 
-static bool metadata_choice(const struct cofi_st_file *file, const char *key, const char *choices,
-                            int given, int *value)
-{
-    const char *text = cofi_st_metadata(file, key);
-    char name[300];
-    *value = given < 0 ? 0 : given;
-    snprintf(name, sizeof name, "%s: metadata %s", file->path, key);
-    return given >= 0 || !text || cofi_cli_choice(name, text, choices, value);
-}
-
 static bool read_metadata(const struct cofi_gr_options *o, const struct cofi_st_file *file,
                           struct cofi_gr_run *run)
 {
@@ -30,10 +20,10 @@ static bool read_metadata(const struct cofi_gr_options *o, const struct cofi_st_
         cofi_cli_error("%s: its metadata says op = \"%s\", wanted grad_return", file->path, op);
         return false;
     }
-    if (!metadata_choice(file, "layout", "zigzag|contiguous", o->layout, &layout) ||
-        !metadata_choice(file, "chunking", "balanced|padded", o->chunking, &chunking) ||
-        !metadata_choice(file, "transfer", "push|pull", o->transfer, &transfer) ||
-        !metadata_choice(file, "writers", "all|causal", o->writers, &writers))
+    if (!cofi_tensors_choice(file, "layout", "zigzag|contiguous", o->layout, &layout) ||
+        !cofi_tensors_choice(file, "chunking", "balanced|padded", o->chunking, &chunking) ||
+        !cofi_tensors_choice(file, "transfer", "push|pull", o->transfer, &transfer) ||
+        !cofi_tensors_choice(file, "writers", "all|causal", o->writers, &writers))
         return false;
     run->params.layout = (cof_layout_kind)layout;
     run->params.chunking = (cof_chunking)chunking;
