@@ -235,6 +235,12 @@ static cof_status finish(struct cofi_cpu_stream *s, const void *args)
 
 /* ---- enqueuing ------------------------------------------------------------------------------ */
 
+/* S waits for all that C has been given. */
+static cof_status join(struct cofi_grad_return_plan *plan, struct cofi_cpu_stream *s)
+{
+    return cofi_cpu_wait_event(s, plan->comm, cofi_cpu_stream_tail(plan->comm));
+}
+
 static cof_status enqueue_steps(struct cofi_grad_return_plan *plan,
                                 const struct cofi_gr_call *call, struct cofi_cpu_stream *s)
 {
@@ -243,8 +249,12 @@ static cof_status enqueue_steps(struct cofi_grad_return_plan *plan,
         struct begin_args b = {plan, call->writers, plan->n_empty};
         if (plan->binding.arena)
             COF_TRY(cofi_cpu_enqueue(s, begin, &b, sizeof b, 0));
-        if (plan->n_ranks > 1)
+        /* And back: C has looked at S for the last time when S goes on, so that between the calls
+         * of a whole S may be destroyed. */
+        if (plan->n_ranks > 1) {
             COF_TRY(cofi_cpu_wait_event(plan->comm, s, cofi_cpu_stream_tail(s)));
+            COF_TRY(join(plan, s));
+        }
     }
     for (int i = call->first; i <= call->last && i < plan->n_ranks; i++) {
         int owner = cofi_grad_owner(&plan->home, i), writer = cofi_grad_writer(&plan->home, i);
@@ -256,8 +266,6 @@ static cof_status enqueue_steps(struct cofi_grad_return_plan *plan,
         COF_TRY(cofi_cpu_enqueue(s, send, &out, sizeof out, 0));
         COF_TRY(cofi_cpu_enqueue(plan->comm, sum, &in, sizeof in, 0));
     }
-    if (call->last == plan->n_ranks && plan->n_ranks > 1)
-        COF_TRY(cofi_cpu_wait_event(s, plan->comm, cofi_cpu_stream_tail(plan->comm)));
     return COF_OK;
 }
 
@@ -267,6 +275,11 @@ cof_status cofi_gr_enqueue(struct cofi_grad_return_plan *plan, const struct cofi
     cof_status status = enqueue_steps(plan, call, s);
     if (status != COF_OK && plan->binding.arena)
         cofi_arena_fail(plan->binding.arena, status);
+    /* Whatever has happened: C may still look at S, and write what finish reads. */
+    if (plan->n_ranks > 1 && (status != COF_OK || call->last == plan->n_ranks)) {
+        cof_status joined = join(plan, s);
+        status = status != COF_OK ? status : joined;
+    }
     if (call->last < plan->n_ranks)
         return status;
     struct finish_args a = {plan, call->partial, call->out,
