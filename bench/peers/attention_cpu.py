@@ -1,0 +1,250 @@
+# SPDX-FileCopyrightText: The Cofuse authors
+# SPDX-License-Identifier: Apache-2.0
+"""Cofuse's attention beside torch's on one host: python bench/peers/attention_cpu.py --help
+
+Starts the ranks itself. What is compared, and the JSON: bench/peers/README.md.
+"""
+
+import argparse
+import ctypes
+import datetime
+import json
+import os
+import platform
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+CALLS = ("forward", "both")
+CONTENDERS = ("cofuse", "ring", "gather", "sdpa")
+SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+
+
+def _numbers(text):
+    numbers = [int(word) for word in text.split(",")]
+    if min(numbers) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: wanted numbers from 1 on")
+    return numbers
+
+
+def _parser():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=_numbers, default=[1, 2, 4])
+    parser.add_argument("--rows", type=_numbers, default=[512, 1024, 2048, 4096],
+                        help="of the whole sequence; multiples of twice the ranks")
+    parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument("--kv-heads", type=int, help="default: as heads")
+    parser.add_argument("--dim", type=int, default=128)
+    parser.add_argument("--dtype", choices=("bf16", "f32"), default="bf16")
+    parser.add_argument("--mask", choices=("none", "causal"), default="causal")
+    parser.add_argument("--threads", type=int, default=0,
+                        help="of each rank; default: cores / ranks, at least 1")
+    parser.add_argument("--seconds", type=float, default=5.0,
+                        help="for one row count in one process set, three calls at least")
+    parser.add_argument("--repeat", type=int, default=30, help="calls at most")
+    parser.add_argument("--processes", type=int, default=3, help="fresh process sets")
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds of a process set")
+    parser.add_argument("--json", help="where to write the document")
+    parser.add_argument("--rank", help=argparse.SUPPRESS)  # what a rank is started with
+    return parser
+
+
+def _checked(options, parser):
+    if options.kv_heads is None:
+        options.kv_heads = options.heads
+    if options.heads < 1 or options.kv_heads < 1 or options.heads % options.kv_heads:
+        parser.error(f"--kv-heads {options.kv_heads}: wanted a divisor of {options.heads}")
+    if options.dim < 1 or options.repeat < 3 or options.processes < 1 or options.threads < 0:
+        parser.error("wanted --dim, --processes from 1, --repeat from 3, --threads from 0")
+    for n_ranks in options.ranks:
+        for n_rows in options.rows:
+            if n_rows % (2 * n_ranks):
+                parser.error(f"--rows {n_rows}: wanted a multiple of {2 * n_ranks}, for "
+                             f"{n_ranks} ranks")
+    return options
+
+
+def _die_with_parent():
+    ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, signal.SIGKILL)
+
+
+def _start(options, n_ranks, port, path):
+    """The processes of a set."""
+    n_threads = options["threads"]
+    env = dict(os.environ, OMP_NUM_THREADS=str(n_threads), MKL_NUM_THREADS=str(n_threads))
+    processes = []
+    for rank in range(n_ranks):
+        word = json.dumps(dict(options=options, rank=rank, size=n_ranks, port=port, path=path))
+        command = [sys.executable, os.path.abspath(__file__), "--rank", word]
+        processes.append(subprocess.Popen(command, env=env, preexec_fn=_die_with_parent))
+    return processes
+
+
+def _wait(processes, seconds):
+    """Ends all when one fails or the time is over. Returns a text about the failure, or None."""
+    end = time.monotonic() + seconds
+    try:
+        while True:
+            codes = [p.poll() for p in processes]
+            for rank, code in enumerate(codes):
+                if code not in (None, 0):
+                    return f"rank {rank} ended with status {code}"
+            if None not in codes:
+                return None
+            if time.monotonic() > end:
+                return f"not done within {seconds:g} s"
+            time.sleep(0.05)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def _run_set(options, n_ranks):
+    """(document of rank 0 or None, error or None)."""
+    import torch.distributed as dist
+
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "set.json")
+        error = _wait(_start(options, n_ranks, store.port, path), options["timeout"])
+        if error is not None:
+            return None, error
+        with open(path) as file:
+            return json.load(file), None
+
+
+def _spread(medians):
+    return (max(medians) - min(medians)) / statistics.median(medians)
+
+
+def _result(cases, call, fixed):
+    """One row of the table, of the same case in all process sets."""
+    result = dict(fixed, rows=cases[0]["rows"], call="forward+backward" if call == "both" else call)
+    result["forms"] = [c["forms"] for c in cases]
+    result["plan"] = cases[0]["plan"]
+    result["differences"] = [c["differences"] for c in cases]
+    result["late_starts"] = sum(c["late_starts"] for c in cases)
+    medians = {}
+    for name in CONTENDERS:
+        key = f"{name} {call}"
+        found = [c["medians_s"][key] for c in cases if key in c["medians_s"]]
+        if len(found) == len(cases):
+            medians[name] = statistics.median(found)
+            result[name] = {
+                "median_s": medians[name],
+                "min_s": min(min(c["times_s"][key]) for c in cases),
+                "spread": _spread(found),
+                "calls": sum(len(c["times_s"][key]) for c in cases),
+                "set_medians_s": found,
+            }
+    rivals = {n: m for n, m in medians.items() if n != "cofuse"}
+    if rivals and "cofuse" in medians:
+        result["best_rival"] = min(rivals, key=rivals.get)
+        result["ratio"] = rivals[result["best_rival"]] / medians["cofuse"]
+    return result
+
+
+def _run_ranks(options, n_ranks, document):
+    settings = {k: v for k, v in vars(options).items() if k not in ("json", "rank", "ranks")}
+    settings["threads"] = options.threads or max(1, len(os.sched_getaffinity(0)) // n_ranks)
+    fixed = dict(ranks=n_ranks, threads=settings["threads"], mask=options.mask)
+    sets = []
+    for number in range(options.processes):
+        found, error = _run_set(settings, n_ranks)
+        if error is not None:
+            document["failures"].append(dict(fixed, set=number, error=error))
+            break
+        sets.append(found)
+    document["kernel"] = sets[0]["kernel"] if sets else document.get("kernel")
+    document["affinity_changed"] |= any(s["affinity_changed"] for s in sets)
+    for cases in zip(*(s["cases"] for s in sets)):
+        for number, case in enumerate(cases):
+            for name, text in case["failures"].items():
+                document["failures"].append(
+                    dict(fixed, set=number, rows=case["rows"], rival=name, error=text))
+        for call in CALLS:
+            document["results"].append(_result(cases, call, fixed))
+
+
+def _cpu():
+    try:
+        with open("/proc/cpuinfo") as file:
+            return next(l.split(":", 1)[1].strip() for l in file if l.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.machine()
+
+
+def _document(options):
+    import torch
+
+    import cofuse
+
+    return {
+        "schema": 1,
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "command": shlex.join(["python", "bench/peers/attention_cpu.py", *sys.argv[1:]]),
+        "version": cofuse.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": {
+            "cpu": _cpu(),
+            "cores": len(os.sched_getaffinity(0)),
+            "torch_isa": torch.backends.cpu.get_cpu_capability(),
+            "kernel": platform.release(),
+            "load_before": os.getloadavg()[0],
+        },
+        "settings": {k: v for k, v in vars(options).items() if k not in ("json", "rank")},
+        "affinity_changed": False,
+        "results": [],
+        "failures": [],
+    }
+
+
+def _cell(result, name):
+    if name not in result:
+        return "-"
+    return f"{result[name]['median_s'] * 1e3:.2f} ±{result[name]['spread'] * 50:.0f}%"
+
+
+def _table(document):
+    """Markdown; ± is half the spread between process sets."""
+    lines = ["| rows | ranks | mask | call | cofuse ms | ring ms | gather ms | sdpa ms | ratio |",
+             "|---|---|---|---|---|---|---|---|---|"]
+    for r in document["results"]:
+        cells = [r["rows"], r["ranks"], r["mask"], r["call"]]
+        cells += [_cell(r, name) for name in CONTENDERS]
+        cells.append(f"{r['ratio']:.2f} ({r['best_rival']})" if "ratio" in r else "-")
+        lines.append("| " + " | ".join(str(c) for c in cells) + " |")
+    return "\n".join(lines)
+
+
+def main():
+    parser = _parser()
+    options = parser.parse_args()
+    if options.rank is not None:
+        import rank
+
+        rank.main(**json.loads(options.rank))
+        return 0
+    _checked(options, parser)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of the ends of the ranks
+    document = _document(options)
+    for n_ranks in options.ranks:
+        _run_ranks(options, n_ranks, document)
+        if options.json:  # after each rank count, so that a long run is not lost
+            with open(options.json, "w") as file:
+                json.dump(document, file, indent=1)
+                file.write("\n")
+    print(_table(document))
+    for failure in document["failures"]:
+        print(f"failed: {failure}", file=sys.stderr)
+    return 1 if document["failures"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
