@@ -19,7 +19,7 @@ text=() source=() code=() scripts=()
 for file in "${listed[@]}"; do
     [ -f "$file" ] || continue
     case $file in
-    LICENSE | *.safetensors | *.npy | *.png | bench/results/*.json) continue ;;
+    LICENSE | *.safetensors | *.npy | *.png | bench/*results/*.json) continue ;;
     esac
     text+=("$file")
     case $file in

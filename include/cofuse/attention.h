@@ -33,7 +33,7 @@ typedef enum cof_attention_format {
 
 /** How keys and values travel. */
 typedef enum cof_attention_schedule {
-    COF_SCHEDULE_DEFAULT = 0, /* gather up to 1024 rows, else ring */
+    COF_SCHEDULE_DEFAULT = 0, /* gather up to 512 rows, else ring */
     COF_SCHEDULE_RING = 1,    /* step i reads the owner rank - i, two staging buffers */
     COF_SCHEDULE_GATHER = 2   /* all keys are staged, then each chunk meets a prefix: O(S) memory */
 } cof_attention_schedule;

@@ -19,7 +19,7 @@
 #define MAX_HEAD_DIM 512
 /* Up to here gather is no slower than ring (docs/performance.md). Of the global shape alone: the
  * two have other bits. */
-#define GATHER_MAX_ROWS 1024
+#define GATHER_MAX_ROWS 512
 
 /* ---- parameters ----------------------------------------------------------------------------- */
 
