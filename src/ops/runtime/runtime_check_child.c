@@ -124,8 +124,8 @@ static int inspect(struct life *l, cof_status status)
     cof_status wanted = l->stops ? COF_ERR_TIMEOUT : COF_ERR_PEER_DEAD;
     memcpy(&stamp, cofi_runtime_data(l->a.arena) + l->stamp, sizeof stamp);
     snprintf(names[0], sizeof names[0], "rank %d (process", l->victim);
-    /* After a stop behind the publishing, a rank may wait for one that waits for the victim. */
-    if (l->end == COFI_RUNTIME_IN_CALL)
+    /* With a third rank, one may wait for another that waits for the stopped one. */
+    if (l->end == COFI_RUNTIME_IN_CALL && cof_team_size(l->team) == 2)
         snprintf(names[1], sizeof names[1], "waited for rank %d at", l->victim);
     else
         snprintf(names[1], sizeof names[1], "deadline passed");
