@@ -22,7 +22,9 @@ extern "C" {
 
 typedef enum cof_stream_kind {
     COF_STREAM_KIND_NOW = 0, /* run on the world's own CPU stream and wait for the end */
-    COF_STREAM_KIND_CPU = 1  /* handle is a CPU stream made by cof_stream_create */
+    COF_STREAM_KIND_CPU = 1, /* handle is a CPU stream made by cof_stream_create */
+    COF_STREAM_KIND_CUDA = 2 /* handle is a cudaStream_t: the caller's, or cof_stream_create's on a
+                                world of devices; NULL is CUDA's default stream */
 } cof_stream_kind;
 
 /** A stream, by value. Any thread may use it, one at a time; COF_ERR_INVALID where two are seen. */

@@ -48,7 +48,9 @@ typedef struct cof_team cof_team;
 typedef enum cof_engine {
     COF_ENGINE_DEFAULT = 0, /* the variable COFUSE_ENGINE, else shm */
     COF_ENGINE_THREAD = 1,  /* ranks are threads of one process; memory from its heap */
-    COF_ENGINE_SHM = 2      /* ranks are processes of one host; memfd passed over sockets */
+    COF_ENGINE_SHM = 2,     /* ranks are processes of one host; memfd passed over sockets */
+    COF_ENGINE_CUDA = 3     /* ranks work on CUDA devices of one host: threads or processes, one or
+                               several to a device; device memory mapped between them */
 } cof_engine;
 
 /**
@@ -84,6 +86,11 @@ typedef struct cof_world_options {
                             negative: none */
     int (*allgather)(void *ctx, const void *src, void *dst, size_t bytes); /* NULL: `job` */
     void *allgather_ctx; /* handed to it */
+    const char *device;  /* engine cuda: number, as CUDA counts in this process, or UUID ("GPU-..",
+                            "MIG-.."); NULL: COFUSE_DEVICE, else the device whose context is current
+                            on this thread, else rank modulo the number of devices */
+    int max_ctas;        /* engine cuda: blocks that one kernel may use at most; 0: COFUSE_MAX_CTAS,
+                            else what the device runs at once, shared among its ranks */
 } cof_world_options;
 #ifdef __cplusplus
 #define COF_WORLD_OPTIONS_INIT {sizeof(cof_world_options)}

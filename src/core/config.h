@@ -18,7 +18,7 @@ enum cofi_var_type { COFI_INT, COFI_SECONDS, COFI_CHOICE, COFI_TEXT };
     X(JOB, "COFUSE_JOB", COFI_TEXT, "", "", "token of the job; set by `cofuse launch`")            \
     X(FDS, "COFUSE_FDS", COFI_TEXT, "", "",                                                        \
       "inherited sockets, by peer rank, comma-separated; set by `cofuse launch`")                  \
-    X(ENGINE, "COFUSE_ENGINE", COFI_CHOICE, "shm", "thread|shm", "how ranks share memory")         \
+    X(ENGINE, "COFUSE_ENGINE", COFI_CHOICE, "shm", "thread|shm|cuda", "how ranks share memory")    \
     X(INIT_TIMEOUT, "COFUSE_INIT_TIMEOUT", COFI_SECONDS, "120", "s, 0 = none",                     \
       "deadline of every collective call")                                                         \
     X(TIMEOUT, "COFUSE_TIMEOUT", COFI_SECONDS, "600", "s, 0 = none",                               \
@@ -33,6 +33,12 @@ enum cofi_var_type { COFI_INT, COFI_SECONDS, COFI_CHOICE, COFI_TEXT };
       "highest instruction set to use")                                                            \
     X(FORCE_STAGED, "COFUSE_FORCE_STAGED", COFI_INT, "0", "0|1",                                   \
       "transfers through staging buffers even where peers are mapped (tests)")                     \
+    X(DEVICE, "COFUSE_DEVICE", COFI_TEXT, "", "number or UUID",                                    \
+      "CUDA device of this rank; else the thread's current one, else rank modulo devices")         \
+    X(MAX_CTAS, "COFUSE_MAX_CTAS", COFI_INT, "0", "0 = what runs at once / ranks of the device",   \
+      "blocks that one kernel on a CUDA device may use")                                           \
+    X(CUDA_MEMORY, "COFUSE_CUDA_MEMORY", COFI_CHOICE, "auto", "auto|vmm|ipc",                      \
+      "device memory between ranks: descriptors of cuMem*, or the older handles of cudaIpc*")      \
     X(LOG, "COFUSE_LOG", COFI_INT, "0", "0-5",                                                     \
       "log to stderr: 1 errors, 2 per process, 3 per plan, 4 per run, 5 per phase")
 

@@ -39,6 +39,24 @@ size_t cofi_arena_slab_bytes(int n_ranks, size_t payload_bytes, int n_purposes)
                     4096);
 }
 
+/* ---- words ---------------------------------------------------------------------------------- */
+
+cof_status cofi_set_lines(cof_arena *a, size_t words_offset, int purpose, uint64_t value)
+{
+    if (a->ops->device)
+        return a->ops->device->set_words(a, words_offset, purpose, value);
+    for (int w = 0; w < a->n_ranks; w++)
+        atomic_store(&cofi_own_line(a, cofi_line_offset(a, words_offset, purpose, w))->value,
+                     value);
+    return COF_OK;
+}
+
+void cofi_control_in_slabs(cof_arena *a)
+{
+    for (int r = 0; r < a->n_ranks; r++)
+        a->control[r] = (struct cofi_control *)(void *)a->base[r];
+}
+
 /* ---- open and close ------------------------------------------------------------------------- */
 
 static void set_sizes(cof_arena *a, const struct cofi_arena_spec *spec)
@@ -60,6 +78,7 @@ static void release(cof_arena *a)
     if (!a)
         return;
     free(a->base);
+    free(a->control);
     free(a->view[0]);
     free(a->view[1]);
     free(a->regions);
@@ -76,7 +95,8 @@ static cof_status allocate(cof_team *team, const struct cofi_arena_spec *spec, c
     COF_FAIL_IF(!a, COF_ERR_NOMEM, "arena: no memory");
     pthread_mutex_init(&a->lock, NULL);
     a->team = team;
-    a->ops = spec->peers ? &cofi_engine_attach : team->world->ops;
+    a->ops = !spec->peers             ? team->world->ops
+             : team->world->ops->device ? cofi_engine_cuda_attach() : &cofi_engine_attach;
     a->rank = team->rank;
     a->n_ranks = team->n_ranks;
     a->n_words = spec->n_words;
@@ -85,11 +105,12 @@ static cof_status allocate(cof_team *team, const struct cofi_arena_spec *spec, c
     a->run_timeout = team->world->run_timeout;
     a->first_epoch = spec->first_epoch ? spec->first_epoch : 1;
     a->base = calloc(n, sizeof *a->base);
+    a->control = calloc(n, sizeof *a->control);
     a->view[0] = calloc(n, sizeof *a->view[0]);
     a->view[1] = calloc(n, sizeof *a->view[1]);
     a->sent = calloc(n_counts + 1, sizeof *a->sent);
     a->awaited = calloc(n_counts + 1, sizeof *a->awaited);
-    COF_FAIL_IF(!a->base || !a->view[0] || !a->view[1] || !a->sent || !a->awaited, COF_ERR_NOMEM,
+    COF_FAIL_IF(!a->base || !a->control || !a->view[0] || !a->view[1] || !a->sent || !a->awaited, COF_ERR_NOMEM,
                 "arena: no memory for its tables");
     set_sizes(a, spec);
     return COF_OK;
@@ -152,8 +173,8 @@ cof_status cofi_arena_open(cof_team *team, const struct cofi_arena_spec *spec, c
     if (status == COF_OK)
         status = a->ops->map(a, spec->peers);
     if (status == COF_OK && a->first_epoch > 1) {
-        cofi_set_lines(a, cofi_arena_words_offset(), COFI_END_ACK, a->first_epoch - 1);
-        status = cof_team_barrier(team);
+        status = cofi_set_lines(a, cofi_arena_words_offset(), COFI_END_ACK, a->first_epoch - 1);
+        status = cofi_team_agree(team, "arena epoch", status);
         if (status != COF_OK)
             a->ops->unmap(a);
     }

@@ -30,32 +30,9 @@
 
 #include "cofuse/arena.h"
 #include "core/error.h"
+#include "device/slab.h"
 
-#define COFI_LINE 128
-
-struct cofi_line {
-    _Alignas(COFI_LINE) _Atomic uint64_t value;
-    _Atomic uint32_t sleepers;
-};
-
-/* Words of the arena itself, per writer. */
-enum { COFI_MEET, COFI_RESET, COFI_END_ACK, COFI_ARENA_PURPOSES };
-
-/* What a rank is doing, for checks and error texts of others: stored before a call's first signal.
- * The reader looks at `call` before and after the rest. */
-struct cofi_call_record {
-    _Atomic uint64_t call;    /* epoch | plan ordinal << 32; 0: none, or being written */
-    _Atomic uint64_t detail;  /* direction | digest << 32 */
-    _Atomic uint64_t name[2]; /* of the operator, zero-padded */
-    _Atomic uint64_t sizes[4];
-};
-
-struct cofi_control {
-    struct cofi_line poison; /* value: status (16) | rank that wrote it + 1 (32, high) */
-    _Alignas(COFI_LINE) struct cofi_call_record record;
-    _Alignas(COFI_LINE) _Atomic uint64_t cookie; /* of cof_arena_attach */
-    _Alignas(COFI_LINE) char text[COFI_ERROR_TEXT_BYTES]; /* of this rank's own failure */
-};
+_Static_assert(COFI_CONTROL_TEXT_BYTES >= COFI_ERROR_TEXT_BYTES, "a text fits");
 
 /* A part of the data that nothing overlays. */
 struct cofi_region {
@@ -82,9 +59,13 @@ struct cof_arena {
     bool force_staged; /* COFUSE_FORCE_STAGED */
     size_t user_words_offset, data_offset, slab_bytes;
     size_t data_bytes;
-    char **base;       /* by rank: its slab here; the engine's */
+    char **base;       /* by rank: its slab here, of device memory where the engine is a device's */
+    /* By rank: its control block, in this host's memory; at the front of the slab, but for a
+     * device's slab. */
+    struct cofi_control **control;
     char **view[2];    /* by rank, for cof_arena_view: data, words */
     void *mapping;     /* the engine's */
+    void *on_device;   /* struct cofd_arena, in device memory; NULL: the CPU's */
     size_t mapping_bytes;
     double run_timeout;
 
@@ -129,8 +110,6 @@ size_t cofi_arena_slab_bytes(int n_ranks, size_t payload_bytes, int n_purposes);
 
 /* ---- a plan's place in an arena ---- */
 
-#define COFI_MARKS 4
-
 struct cofi_binding {
     cof_arena *arena;
     const char *op;
@@ -143,6 +122,10 @@ struct cofi_binding {
     /* Of the call in progress. */
     uint32_t direction;
     uint64_t digest;
+    /* struct cofd_binding, in device memory, and its place among the arena's. There marks, epoch
+     * and digest are kept that a device's calls use, not here. */
+    void *on_device;
+    int on_device_idx;
 };
 
 struct cofi_binding_spec {
@@ -176,12 +159,6 @@ cof_status cofi_arena_look(cof_arena *arena);
 cof_status cofi_arena_fail(cof_arena *arena, cof_status status);
 
 /* ---- waits: arena_wait.c ---- */
-
-enum cofi_wait_kind {
-    COFI_READY, /* the word's epoch equals the wanted one; then digest and poison are looked at */
-    COFI_ACK,   /* its epoch is at least the wanted one, wrap-safe; the digest is not looked at */
-    COFI_COUNT  /* the word is at least the wanted count */
-};
 
 struct cofi_word {
     cof_arena *arena;
@@ -231,13 +208,8 @@ static inline struct cofi_line *cofi_own_line(cof_arena *a, size_t offset)
     return (struct cofi_line *)(void *)(a->base[a->rank] + offset);
 }
 
-/* Of all writers of a purpose. */
-static inline void cofi_set_lines(cof_arena *a, size_t words_offset, int purpose, uint64_t value)
-{
-    for (int w = 0; w < a->n_ranks; w++)
-        atomic_store(&cofi_own_line(a, cofi_line_offset(a, words_offset, purpose, w))->value,
-                     value);
-}
+/* Own words of a purpose, of all writers; a device's too. */
+cof_status cofi_set_lines(cof_arena *arena, size_t words_offset, int purpose, uint64_t value);
 
 static inline size_t cofi_round_up(size_t bytes, size_t to)
 {
@@ -246,7 +218,7 @@ static inline size_t cofi_round_up(size_t bytes, size_t to)
 
 static inline struct cofi_control *cofi_own_control(cof_arena *a)
 {
-    return (struct cofi_control *)(void *)a->base[a->rank];
+    return a->control[a->rank];
 }
 
 #endif

@@ -149,13 +149,14 @@ void cofi_arena_name(const cof_team *team, const cof_arena *a, char *text, size_
 
 /* Words begin as after a reset: nothing ready, acks of an epoch before any that will be asked for.
  * Calls of other plans may be on their way on other ranks: any epoch near the present will do. */
-static void begin_words(struct cofi_binding *b)
+static cof_status begin_words(struct cofi_binding *b)
 {
     cof_arena *a = b->arena;
     uint32_t now = atomic_load_explicit(&a->epoch, memory_order_relaxed);
     uint32_t before = now ? now : a->first_epoch - 1;
     for (int p = 0; p < b->n_purposes; p++)
-        cofi_set_lines(a, b->words_offset, p, b->acks >> p & 1 ? before : 0);
+        COF_TRY(cofi_set_lines(a, b->words_offset, p, b->acks >> p & 1 ? before : 0));
+    return a->ops->device ? a->ops->device->bind(b) : COF_OK;
 }
 
 static cof_status place_words(cof_arena *a, const struct cofi_binding_spec *spec,
@@ -191,12 +192,14 @@ cof_status cofi_arena_bind(cof_team *team, cof_arena *a, const struct cofi_bindi
         pthread_mutex_lock(&a->lock);
         region->binding = b;
         pthread_mutex_unlock(&a->lock);
-        begin_words(b);
-        status = cof_team_barrier(team); /* nobody signals before all have begun */
+        status = begin_words(b);
+        status = cofi_team_agree(team, "arena bind", status); /* nobody signals before all have */
     }
     if (status != COF_OK) {
         if (region)
             remove_region(a, region);
+        if (b->on_device)
+            a->ops->device->unbind(b);
         cof_arena_destroy(own);
         *b = (struct cofi_binding){0};
         return status;
@@ -222,8 +225,11 @@ void cofi_arena_unbind(struct cofi_binding *b)
     if (!a)
         return;
     /* In a child of fork the lock may be held for ever. */
-    if (cofi_process_is_this(&a->team->world->made_by))
+    if (cofi_process_is_this(&a->team->world->made_by)) {
         release_words(a, b);
+        if (b->on_device)
+            a->ops->device->unbind(b);
+    }
     if (a->is_private)
         cof_arena_destroy(a);
     b->arena = NULL;

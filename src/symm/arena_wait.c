@@ -32,7 +32,7 @@ static bool word_ready(void *ctx)
 {
     const struct cofi_word *w = ctx;
     return is_there(w, value_of(w)) || own_poison(w) != 0 ||
-           atomic_load_explicit(&w->arena->team->abort, memory_order_acquire) != 0;
+           atomic_load_explicit(w->arena->team->abort, memory_order_acquire) != 0;
 }
 
 /* ---- what the other rank is doing ----------------------------------------------------------- */

@@ -8,16 +8,14 @@
 #include "core/hash.h"
 #include "symm/engine.h"
 
-#define RESET_MASK UINT32_C(0x3fffffff)
-
-static uint64_t digest_of(const struct cofi_binding *b, const struct cofi_call *call)
+uint64_t cofi_call_digest(const struct cofi_binding *b, const struct cofi_call *call)
 {
     uint64_t hash = cofi_hash(COFI_HASH_SEED, b->op, strlen(b->op));
     hash = cofi_hash_u64(cofi_hash_u64(hash, b->ordinal), call->direction);
     hash = cofi_hash_u64(hash, call->n_empty);
     for (int i = 0; i < COFI_CALL_SIZES; i++)
         hash = cofi_hash_u64(hash, call->sizes[i]);
-    return (hash ^ hash >> 32) & 0x7fffffff;
+    return (hash ^ hash >> 32) & COFI_DIGEST_MASK;
 }
 
 static void record_call(const struct cofi_binding *b, const struct cofi_call *call)
@@ -115,6 +113,7 @@ static cof_status meet(struct cofi_binding *b, int purpose, const char *step)
 
 /* ---- reset ---------------------------------------------------------------------------------- */
 
+/* Of the CPU's engines alone, where setting words cannot fail. */
 static void reset_words(cof_arena *a, uint32_t before)
 {
     cofi_set_lines(a, cofi_arena_words_offset(), COFI_END_ACK, before);
@@ -141,7 +140,7 @@ static cof_status meet_and_reset(struct cofi_binding *b, uint32_t before)
 
 static bool must_reset(uint32_t epoch)
 {
-    return (epoch & RESET_MASK) == 1;
+    return (epoch & COFI_EPOCH_RESET_MASK) == 1;
 }
 
 cof_status cofi_call_begin(struct cofi_binding *b, const struct cofi_call *call)
@@ -152,7 +151,7 @@ cof_status cofi_call_begin(struct cofi_binding *b, const struct cofi_call *call)
     uint32_t epoch = before == 0 ? a->first_epoch : before == UINT32_MAX ? 1 : before + 1;
     uint64_t last = atomic_exchange_explicit(&a->last, b->ordinal + 1, memory_order_relaxed);
     b->direction = call->direction;
-    b->digest = digest_of(b, call);
+    b->digest = cofi_call_digest(b, call);
     atomic_store_explicit(&a->epoch, epoch, memory_order_relaxed);
     record_call(b, call);
     if (before != 0 && must_reset(epoch))

@@ -25,8 +25,6 @@
 
 #include "symm/arena.h"
 
-#define COFI_CALL_SIZES 4
-
 struct cofi_call {
     uint32_t direction; /* 1 forward, 2 backward; 0: the operator has one */
     uint64_t n_empty;   /* empty calls of the plan before this one, counted as they were made */
@@ -43,6 +41,9 @@ cof_status cofi_call_begin(struct cofi_binding *binding, const struct cofi_call 
 
 /* After everything of the call that reads or writes symmetric memory. */
 void cofi_call_end(struct cofi_binding *binding);
+
+/* The 31 bits by which ranks find out that they are not in the same call. */
+uint64_t cofi_call_digest(const struct cofi_binding *binding, const struct cofi_call *call);
 
 static inline uint32_t cofi_call_epoch(const struct cofi_binding *binding)
 {

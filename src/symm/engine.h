@@ -5,6 +5,7 @@
 #define COFI_ENGINE_H
 
 #include "symm/arena.h"
+#include "symm/device_ops.h"
 #include "symm/symm.h"
 
 /* What an engine keeps. `cofuse check runtime` compares every bit with what happens. */
@@ -37,6 +38,9 @@ struct cofi_engine_ops {
     void (*signal)(cof_arena *arena, int peer, size_t word_offset, uint64_t value);
     /* Reads 8 bytes of the peer's slab that it stores atomically. */
     uint64_t (*load)(cof_arena *arena, int peer, size_t word_offset);
+    /* Where ranks work on devices, else NULL. put, get, signal and load are then the host's, and
+     * reach control blocks only. */
+    const struct cofi_device_ops *device;
 };
 
 /* NULL for a code that is none. */
@@ -44,7 +48,12 @@ const struct cofi_engine_ops *cofi_engine(cof_engine engine);
 
 extern const struct cofi_engine_ops cofi_engine_thread, cofi_engine_shm, cofi_engine_attach;
 
+/* The engines of CUDA devices, their memory or the caller's; NULL in a build without. */
+const struct cofi_engine_ops *cofi_engine_cuda(void);
+const struct cofi_engine_ops *cofi_engine_cuda_attach(void);
+
 /* Shared by engines whose slabs are all mapped. */
+void cofi_control_in_slabs(cof_arena *arena);
 void cofi_mapped_put(cof_arena *arena, int peer, size_t dst_offset, const void *src, size_t bytes);
 void cofi_mapped_get(cof_arena *arena, void *dst, int peer, size_t src_offset, size_t bytes);
 void cofi_mapped_signal(cof_arena *arena, int peer, size_t word_offset, uint64_t value);

@@ -85,6 +85,7 @@ static cof_status take_blocks(cof_arena *a, void *const *peers)
 {
     for (int r = 0; r < a->n_ranks; r++)
         a->base[r] = peers[r];
+    cofi_control_in_slabs(a);
     COF_FAIL_IF(COFI_FAULT(ARENA_NOMEM, a->rank), COF_ERR_NOMEM, "arena: refused by a fault hook");
     return with_pipe(a, check_readable);
 }

@@ -61,6 +61,7 @@ static cof_status reserve_and_map(cof_arena *a, int fd)
     a->mapping_bytes = bytes;
     for (int r = 0; r < a->n_ranks; r++)
         a->base[r] = (char *)base + (size_t)r * a->slab_bytes;
+    cofi_control_in_slabs(a);
     return COF_OK;
 }
 

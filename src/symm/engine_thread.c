@@ -118,6 +118,7 @@ static cof_status map(cof_arena *a, void *const *peers)
     a->mapping_bytes = block->bytes;
     for (int r = 0; r < a->n_ranks; r++)
         a->base[r] = block->slabs + (size_t)r * a->slab_bytes;
+    cofi_control_in_slabs(a);
     return COF_OK;
 }
 

@@ -53,7 +53,8 @@ struct cof_world {
     _Atomic int *state;        /* by rank: enum cofi_peer_state */
     struct cofi_stale *stale;  /* by rank */
     atomic_flag now_in_use;    /* by the thread that is in a COF_STREAM_NOW call */
-    struct cofi_cpu_stream *stream; /* serves COF_STREAM_NOW */
+    struct cofi_cpu_stream *stream; /* serves COF_STREAM_NOW; NULL where ranks work on devices */
+    struct cofi_cuda_world *device; /* engine_cuda's; NULL: the CPU's */
     cof_team *team;
     /* Guards the lists of teams and of their arenas, and what is found at a socket that hung up; a
      * running plan takes it only when a rank has gone. Held across fork, so never while waiting. */
@@ -76,8 +77,10 @@ struct cof_team {
     uint64_t n_plans;  /* plans made so far: numbers them alike on all members */
     void *table;       /* a struct cofi_vote by rank, for the collective call that is on */
     /* Abort word: what ended the team, status (16 bits) | world rank + 1 (from bit 32 on); 0 while
-     * it lives. Every wait of the team's arenas reads it. */
-    _Atomic uint64_t abort;
+     * it lives. Every wait of the team's arenas reads it; a device's kernels too, so there it lies
+     * in a page of the world. */
+    _Atomic uint64_t *abort;
+    _Atomic uint64_t own_abort;
     _Atomic int status;     /* what ended the team: cof_status; the text is written before it */
     char text[COFI_ERROR_TEXT_BYTES];
     struct cof_arena *arenas; /* alive; under the world's lock */

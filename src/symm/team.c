@@ -24,6 +24,7 @@ cof_status cofi_team_make(cof_world *w, const int *ranks, int n, uint64_t tag, c
     }
     memcpy(world_rank, ranks, (size_t)n * sizeof *ranks);
     t->world = w;
+    t->abort = &t->own_abort;
     t->n_ranks = n;
     t->world_rank = world_rank;
     t->table = table;
@@ -205,7 +206,7 @@ void cofi_team_abort(cof_team *t, cof_status status, int world_rank, const char 
     if (atomic_compare_exchange_strong(&t->status, &ok, writing)) {
         snprintf(t->text, sizeof t->text, "%s", text);
         atomic_store_explicit(&t->status, status, memory_order_release);
-        atomic_store_explicit(&t->abort, word, memory_order_release);
+        atomic_store_explicit(t->abort, word, memory_order_release);
     }
 }
 

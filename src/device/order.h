@@ -1,0 +1,221 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+/* Loads, stores and fences with their order and scope in the name: the only place with PTX for
+ * memory. On the host the same functions are the compiler's atomics, so that the protocols built on
+ * them run in threads under ThreadSanitizer.
+ *
+ * Pairing everywhere: data is stored plainly by the threads of a block, cofd_block_sync, then one
+ * thread does store_release_sys on the word; the reader does load_acquire_sys on it, cofd_block_sync,
+ * then plain loads. PTX memory model 8.8: release and acquire patterns are cumulative over bar.sync,
+ * so no fence is needed beside them. */
+#ifndef COFI_ORDER_H
+#define COFI_ORDER_H
+
+#include <stdint.h>
+
+#ifdef __CUDACC__
+#define COFD_FN static __device__ __forceinline__
+#else
+#define COFD_FN static inline
+#include <time.h>
+#endif
+
+#ifdef __CUDACC__
+
+COFD_FN uint64_t cofd_load_relaxed_sys(const uint64_t *at)
+{
+    uint64_t value;
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+    return value;
+}
+
+COFD_FN uint64_t cofd_load_acquire_sys(const uint64_t *at)
+{
+    uint64_t value;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+    return value;
+}
+
+COFD_FN uint32_t cofd_load_acquire_sys_u32(const uint32_t *at)
+{
+    uint32_t value;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+    return value;
+}
+
+COFD_FN void cofd_store_relaxed_sys(uint64_t *at, uint64_t value)
+{
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" : : "l"(at), "l"(value) : "memory");
+}
+
+COFD_FN void cofd_store_release_sys(uint64_t *at, uint64_t value)
+{
+    asm volatile("st.release.sys.global.u64 [%0], %1;" : : "l"(at), "l"(value) : "memory");
+}
+
+/* Of this device's own memory, among its blocks. */
+COFD_FN uint64_t cofd_load_acquire_gpu(const uint64_t *at)
+{
+    uint64_t value;
+    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+    return value;
+}
+
+COFD_FN void cofd_store_release_gpu(uint64_t *at, uint64_t value)
+{
+    asm volatile("st.release.gpu.global.u64 [%0], %1;" : : "l"(at), "l"(value) : "memory");
+}
+
+/* True for the one that changes 0 to `value`. */
+COFD_FN bool cofd_claim_gpu(uint64_t *at, uint64_t value)
+{
+    uint64_t old;
+    asm volatile("atom.acq_rel.gpu.global.cas.b64 %0, [%1], 0, %2;"
+                 : "=l"(old) : "l"(at), "l"(value) : "memory");
+    return old == 0;
+}
+
+/* Orders all this thread's memory accesses before it with those after it, for every observer of
+ * the system. For pieces of data that other threads wrote, after cofd_block_sync. */
+COFD_FN void cofd_fence_acq_rel_sys(void)
+{
+    asm volatile("fence.acq_rel.sys;" : : : "memory");
+}
+
+/* 8-byte pairs: each 8 bytes are single-copy atomic, the 16 are not. */
+COFD_FN void cofd_load2_relaxed_sys(const uint64_t *at, uint64_t value[2])
+{
+    asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];"
+                 : "=l"(value[0]), "=l"(value[1]) : "l"(at) : "memory");
+}
+
+COFD_FN void cofd_store2_relaxed_sys(uint64_t *at, const uint64_t value[2])
+{
+    asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};"
+                 : : "l"(at), "l"(value[0]), "l"(value[1]) : "memory");
+}
+
+/* Nanoseconds of the device's clock. */
+COFD_FN uint64_t cofd_now_ns(void)
+{
+    uint64_t now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now) : : "memory");
+    return now;
+}
+
+COFD_FN void cofd_pause(void)
+{
+    __nanosleep(40);
+}
+
+COFD_FN uint32_t cofd_thread(void)
+{
+    return threadIdx.x;
+}
+
+COFD_FN uint32_t cofd_n_threads(void)
+{
+    return blockDim.x;
+}
+
+COFD_FN void cofd_block_sync(void)
+{
+    __syncthreads();
+}
+
+/* Whether it is true of all threads of the block. */
+COFD_FN bool cofd_block_all(bool is_true)
+{
+    return __syncthreads_and(is_true) != 0;
+}
+
+#else /* the host: a block is one thread */
+
+COFD_FN uint64_t cofd_load_relaxed_sys(const uint64_t *at)
+{
+    return __atomic_load_n(at, __ATOMIC_RELAXED);
+}
+
+COFD_FN uint64_t cofd_load_acquire_sys(const uint64_t *at)
+{
+    return __atomic_load_n(at, __ATOMIC_ACQUIRE);
+}
+
+COFD_FN uint32_t cofd_load_acquire_sys_u32(const uint32_t *at)
+{
+    return __atomic_load_n(at, __ATOMIC_ACQUIRE);
+}
+
+COFD_FN void cofd_store_relaxed_sys(uint64_t *at, uint64_t value)
+{
+    __atomic_store_n(at, value, __ATOMIC_RELAXED);
+}
+
+COFD_FN void cofd_store_release_sys(uint64_t *at, uint64_t value)
+{
+    __atomic_store_n(at, value, __ATOMIC_RELEASE);
+}
+
+COFD_FN uint64_t cofd_load_acquire_gpu(const uint64_t *at)
+{
+    return __atomic_load_n(at, __ATOMIC_ACQUIRE);
+}
+
+COFD_FN void cofd_store_release_gpu(uint64_t *at, uint64_t value)
+{
+    __atomic_store_n(at, value, __ATOMIC_RELEASE);
+}
+
+COFD_FN bool cofd_claim_gpu(uint64_t *at, uint64_t value)
+{
+    uint64_t expected = 0;
+    return __atomic_compare_exchange_n(at, &expected, value, false, __ATOMIC_ACQ_REL,
+                                       __ATOMIC_ACQUIRE);
+}
+
+COFD_FN void cofd_load2_relaxed_sys(const uint64_t *at, uint64_t value[2])
+{
+    value[0] = cofd_load_relaxed_sys(at);
+    value[1] = cofd_load_relaxed_sys(at + 1);
+}
+
+COFD_FN void cofd_store2_relaxed_sys(uint64_t *at, const uint64_t value[2])
+{
+    cofd_store_relaxed_sys(at, value[0]);
+    cofd_store_relaxed_sys(at + 1, value[1]);
+}
+
+COFD_FN uint64_t cofd_now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
+}
+
+COFD_FN void cofd_pause(void)
+{
+    const struct timespec moment = {0, 20000}; /* threads outnumber cores where this runs */
+    nanosleep(&moment, nullptr);
+}
+
+COFD_FN uint32_t cofd_thread(void)
+{
+    return 0;
+}
+
+COFD_FN uint32_t cofd_n_threads(void)
+{
+    return 1;
+}
+
+COFD_FN void cofd_block_sync(void)
+{
+}
+
+COFD_FN bool cofd_block_all(bool is_true)
+{
+    return is_true;
+}
+
+#endif
+#endif

@@ -1,0 +1,163 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+/* The one wait of devices, and what follows when it ends badly.
+ *
+ *   word       writer: one peer, by store_release_sys   reader: this rank's waits
+ *   poison     any rank's host or device                every wait, about every 1000 looks
+ *   abort      this rank's host (a thread that watches the sockets)   likewise
+ *   dead       whichever block of this rank claims it first           every kernel, at its start
+ *
+ * Poison first, release second: who fails stores poison to all ranks and then publishes nothing
+ * more, so no word of a failed call is ever released (models/poison.pml). */
+#ifndef COFI_SPIN_H
+#define COFI_SPIN_H
+
+#include "device/device_arena.h"
+#include "device/order.h"
+
+#define COFD_LOOKS 1000 /* at the word, between looks at clock, poison and abort word */
+
+#define COFD_STATUS_BITS(status) ((uint64_t)(uint16_t)(int16_t)(status))
+/* cof_status and enum cofi_peer_state, which C++ does not include from here; asserted in
+ * symm/engine_cuda.c. */
+enum { COFD_ERR_MISMATCH = -10, COFD_ERR_TIMEOUT = -20, COFD_ERR_PEER_DEAD = -30 };
+enum { COFD_PEER_LEFT = 1 };
+
+/* By value, among a kernel's arguments. */
+struct cofd_wait_options {
+    uint64_t timeout_ns; /* 0: none */
+    uint64_t step[COFI_STEP_WORDS]; /* names the wait in error texts */
+};
+
+COFD_FN bool cofd_is_dead(const struct cofd_arena *a)
+{
+    return cofd_load_acquire_gpu(&a->dead) != 0;
+}
+
+COFD_FN struct cofi_line *cofd_line(const struct cofd_arena *a, int rank, uint64_t words_offset,
+                                    uint32_t purpose, int writer)
+{
+    return (struct cofi_line *)(void *)(a->base[rank] + words_offset) +
+           (uint64_t)purpose * (uint64_t)a->n_ranks + (uint64_t)writer;
+}
+
+/* ---- the end of an arena -------------------------------------------------------------------- */
+
+struct cofd_wait {
+    struct cofd_arena *arena;
+    const struct cofd_binding *binding; /* of the call in progress; NULL: cof_wait */
+    int writer;
+    enum cofi_wait_kind kind;
+    const uint64_t *word;
+    uint64_t want;
+    const struct cofd_wait_options *options;
+};
+
+/* The first failure of this rank tells everybody: the record, then the poison. */
+COFD_FN void cofd_fail(const struct cofd_wait *w, int status, uint64_t seen)
+{
+    struct cofd_arena *a = w->arena;
+    const struct cofd_binding *b = w->binding;
+    if (!cofd_claim_gpu(&a->dead, 1))
+        return;
+    struct cofi_fault *f = &a->control[a->rank]->fault;
+    cofd_store_relaxed_sys(&f->kind, (uint64_t)w->kind);
+    cofd_store_relaxed_sys(&f->writer, (uint64_t)w->writer);
+    cofd_store_relaxed_sys(&f->want, w->want);
+    cofd_store_relaxed_sys(&f->seen, seen);
+    cofd_store_relaxed_sys(&f->timeout_ns, w->options->timeout_ns);
+    cofd_store_relaxed_sys(&f->digest, b ? b->digest : 0);
+    cofd_store_relaxed_sys(&f->direction, b ? b->direction : 0);
+    for (int i = 0; i < COFI_NAME_WORDS; i++)
+        cofd_store_relaxed_sys(&f->name[i], b ? b->name[i] : 0);
+    for (int i = 0; i < COFI_STEP_WORDS; i++)
+        cofd_store_relaxed_sys(&f->step[i], w->options->step[i]);
+    cofd_store_release_sys(&f->status, COFD_STATUS_BITS(status));
+    uint64_t code = COFD_STATUS_BITS(status) | COFI_POISON_FAULT | (uint64_t)(a->rank + 1) << 32;
+    for (int i = 1; i <= a->n_ranks; i++)
+        cofd_store_release_sys(&a->control[(a->rank + i) % a->n_ranks]->poison.value, code);
+}
+
+/* A rank that has left the world signals no more. */
+COFD_FN bool cofd_has_left(const struct cofd_arena *a, int writer)
+{
+    return writer != a->rank &&
+           cofd_load_acquire_sys_u32(&a->peer_state[a->world_rank[writer]]) == COFD_PEER_LEFT;
+}
+
+/* A rank that is at the same epoch in another call will never send the word. The record is read as
+ * its writer makes it: `call` before and after the rest. */
+COFD_FN bool cofd_is_in_another_call(const struct cofd_wait *w)
+{
+    const struct cofi_call_record *r = &w->arena->control[w->writer]->record;
+    uint64_t call = cofd_load_acquire_sys(&r->call);
+    uint64_t detail = cofd_load_acquire_sys(&r->detail);
+    return (uint32_t)call == w->binding->epoch && detail >> 32 != w->binding->digest &&
+           cofd_load_acquire_sys(&r->call) == call;
+}
+
+/* True when this wait has ended badly: the arena is dead from now on. Another rank's poison is
+ * taken by the host; an end of the team is told to ranks that may not know of it. */
+COFD_FN bool cofd_look(const struct cofd_wait *w, uint64_t seen)
+{
+    struct cofd_arena *a = w->arena;
+    if (cofd_is_dead(a))
+        return true;
+    if (cofd_load_acquire_sys(&a->control[a->rank]->poison.value) != 0)
+        cofd_claim_gpu(&a->dead, 1);
+    else if (cofd_load_acquire_sys(a->abort) != 0 || cofd_has_left(a, w->writer))
+        cofd_fail(w, COFD_ERR_PEER_DEAD, seen);
+    else if (w->binding && cofd_is_in_another_call(w))
+        cofd_fail(w, COFD_ERR_MISMATCH, seen);
+    else
+        return false;
+    return true;
+}
+
+/* ---- the wait ------------------------------------------------------------------------------- */
+
+COFD_FN bool cofd_is_there(enum cofi_wait_kind kind, uint64_t value, uint64_t want)
+{
+    uint32_t epoch = (uint32_t)value;
+    switch (kind) {
+    case COFI_READY: return epoch == (uint32_t)want;
+    case COFI_ACK: return (int32_t)(epoch - (uint32_t)want) >= 0;
+    default: return value >= want;
+    }
+}
+
+/* Between two looks at a word: the `looks`-th found `seen`. False when the arena is dead. */
+COFD_FN bool cofd_wait_goes_on(const struct cofd_wait *w, uint32_t looks, uint64_t seen,
+                               uint64_t *begin)
+{
+    if (looks == 0)
+        *begin = cofd_now_ns();
+    if (looks < COFD_LOOKS)
+        return true;
+    cofd_pause();
+    if (looks % COFD_LOOKS != 0)
+        return true;
+    if (cofd_look(w, seen))
+        return false;
+    if (!w->options->timeout_ns || cofd_now_ns() - *begin <= w->options->timeout_ns)
+        return true;
+    cofd_fail(w, COFD_ERR_TIMEOUT, seen);
+    return false;
+}
+
+/* One thread. True when the word is there, and of this call; false when the arena is dead. */
+COFD_FN bool cofd_wait(const struct cofd_wait *w)
+{
+    uint64_t begin = 0, value = cofd_load_acquire_sys(w->word);
+    for (uint32_t looks = 0; !cofd_is_there(w->kind, value, w->want); looks++) {
+        if (!cofd_wait_goes_on(w, looks, value, &begin))
+            return false;
+        value = cofd_load_acquire_sys(w->word);
+    }
+    if (w->kind != COFI_READY || (value >> 32 & COFI_DIGEST_MASK) == w->binding->digest)
+        return true;
+    cofd_fail(w, COFD_ERR_MISMATCH, value);
+    return false;
+}
+
+#endif
