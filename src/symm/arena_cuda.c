@@ -27,7 +27,7 @@ static cof_status share(cof_arena *a)
 {
     struct cofi_cuda_arena *m = cofi_cuda_arena(a);
     COF_TRY(cofi_team_agree(a->team, "arena memory", make_own(a)));
-    COF_TRY(cofi_cuda_share(a->team, &m->own, m->peers));
+    COF_TRY(cofi_cuda_map_blocks(a->team, &m->own, m->peers));
     for (int r = 0; r < a->n_ranks; r++)
         if (r != a->rank)
             a->base[r] = m->peers[r].base;

@@ -176,8 +176,8 @@ cof_status cofi_device_choose_memory(const struct cofi_device_info *ranks, int n
         memory = COFI_MEMORY_IPC;
     int lacks = rank_without(ranks, n, memory);
     COF_FAIL_IF(lacks >= 0, COF_ERR_UNSUPPORTED,
-                "engine cuda: memory that ranks can share (%s) is not to be had of rank %d's device "
-                "(%s)", memory_name(memory), lacks, ranks[lacks].id.name);
+                "engine cuda: memory that ranks can share (%s) is not to be had of rank %d's "
+                "device (%s)", memory_name(memory), lacks, ranks[lacks].id.name);
     *memory_out = memory;
     return COF_OK;
 }

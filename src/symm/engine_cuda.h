@@ -91,8 +91,8 @@ void cofi_cuda_watch_forget(struct cofi_cuda_watch *watch); /* in a child */
 
 /* share_cuda.c: collective over the team, from inside the device's context. All ranks' blocks in
  * `blocks`, but this rank's own; on failure of any rank none keeps anything. */
-cof_status cofi_cuda_share(cof_team *team, const struct cofi_cuda_block *own,
-                           struct cofi_cuda_block *blocks);
+cof_status cofi_cuda_map_blocks(cof_team *team, const struct cofi_cuda_block *own,
+                                struct cofi_cuda_block *blocks);
 
 /* control_cuda.c: local but for open, and from inside the device's context. */
 /* Collective, two-phase: a->mapping with the control blocks, and a->control. */

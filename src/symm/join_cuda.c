@@ -162,7 +162,7 @@ static cof_status run_proof(struct proof *p, bool is_vmm)
     if (status == COF_OK)
         status = make_own(p, is_vmm, &cookie);
     COF_TRY(cofi_team_agree(t, "device proof", status));
-    COF_TRY(cofi_cuda_share(t, &p->own, p->blocks));
+    COF_TRY(cofi_cuda_map_blocks(t, &p->own, p->blocks));
     COF_TRY(cofi_team_exchange(t, "device proof", &cookie, p->cookies, sizeof cookie));
     COF_TRY(cofi_team_agree(t, "device proof", visit_peers(p)));
     return cofi_team_agree(t, "device proof", check_marks(p));

@@ -86,8 +86,8 @@ static cof_status hand_over(struct share *s)
     return status;
 }
 
-cof_status cofi_cuda_share(cof_team *t, const struct cofi_cuda_block *own,
-                           struct cofi_cuda_block *blocks)
+cof_status cofi_cuda_map_blocks(cof_team *t, const struct cofi_cuda_block *own,
+                                struct cofi_cuda_block *blocks)
 {
     struct share s = {.team = t, .own = own, .own_fd = -1, .blocks = blocks};
     cof_status status = prepare(&s);

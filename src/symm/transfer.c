@@ -196,7 +196,8 @@ cof_status cof_get(cof_arena *arena, void *dst, int peer, size_t src_offset, siz
     COF_TRY(check_memory(arena, "dst", dst, bytes));
     struct transfer t = {.arena = arena, .peer = peer, .offset = src_offset, .bytes = bytes,
                          .dst = dst};
-    return enqueue(&t, &(struct action){run_get, launch_get, launch_fill}, COFI_CALL_ALWAYS, stream);
+    return enqueue(&t, &(struct action){run_get, launch_get, launch_fill}, COFI_CALL_ALWAYS,
+                   stream);
 }
 
 cof_status cof_signal(cof_arena *arena, int peer, int word, cof_stream stream)

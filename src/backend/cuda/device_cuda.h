@@ -37,7 +37,7 @@ void cofi_cuda_leave(const struct cofi_cuda_scope *scope);
 cof_status cofi_cuda_enter_stream(cudaStream_t stream, struct cofi_cuda_scope *scope,
                                   int *device_out);
 
-/* events_cuda.c: a pool of the process. A ticket is good for the next 1024 records of its device. */
+/* events_cuda.c, a pool of the process: a ticket is good for 1024 more records of its device. */
 cof_status cofi_cuda_event_record(void *stream, uint64_t *ticket_out);
 cof_status cofi_cuda_event_wait(void *stream, uint64_t ticket);
 
