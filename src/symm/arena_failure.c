@@ -70,17 +70,23 @@ static void describe_fault(cof_arena *a, int by, cof_status status)
     cofi_wait_text(a, &end);
 }
 
-/* The text that belongs to a poison code, from the rank that wrote it. Of a dead rank this rank's
- * team knows more than a wait does. */
+/* The text that belongs to a poison code, from the rank that wrote it. */
 static void describe_poison(cof_arena *a, int by, cof_status status, uint64_t code, char *text)
 {
-    if (!(code & COFI_POISON_FAULT)) {
-        a->ops->get(a, text, by, offsetof(struct cofi_control, text), COFI_ERROR_TEXT_BYTES);
-        return;
-    }
-    if (status != COF_ERR_PEER_DEAD || cofi_team_status(a->team) == COF_OK)
+    if (code & COFI_POISON_FAULT) {
         describe_fault(a, by, status);
-    snprintf(text, COFI_ERROR_TEXT_BYTES, "%s", cof_last_error());
+        snprintf(text, COFI_ERROR_TEXT_BYTES, "%s", cof_last_error());
+    } else {
+        a->ops->get(a, text, by, offsetof(struct cofi_control, text), COFI_ERROR_TEXT_BYTES);
+    }
+}
+
+/* What ended the team, where a device's wait ended by that: the wait itself knows only that it is
+ * so. COF_OK: something else did. */
+static cof_status team_end(cof_arena *a, cof_status status, uint64_t code)
+{
+    bool may_be = (code & COFI_POISON_FAULT) && status == COF_ERR_PEER_DEAD;
+    return may_be ? cofi_team_status(a->team) : COF_OK;
 }
 
 /* A poison becomes this rank's failure, with the text of the rank that wrote it: another one, or
@@ -90,6 +96,11 @@ static cof_status take_poison(cof_arena *a, uint64_t code)
     int by = (int)(code >> 32) - 1;
     cof_status status = (cof_status)(int16_t)(code & 0xffff);
     char theirs[COFI_ERROR_TEXT_BYTES] = "(no text)", text[COFI_ERROR_TEXT_BYTES];
+    cof_status ended = team_end(a, status, code);
+    if (ended != COF_OK) {
+        remember(a, ended);
+        return ended;
+    }
     describe_poison(a, by, status, code, theirs);
     if (by == a->rank)
         snprintf(text, sizeof text, "%s", theirs);

@@ -231,7 +231,7 @@ static cof_status decide(cof_world *w, struct cofi_device_info *ranks, cof_statu
     d->n_ranks_here = cofi_device_n_ranks(ranks, w->n_ranks, w->rank);
     d->n_sms = cofi_device_n_sms(ranks, w->n_ranks);
     COF_TRY(prove_memory(w, ranks));
-    cof_status watching = cofi_cuda_watch_start(w, &d->watch);
+    cof_status watching = w->n_ranks > 1 ? cofi_cuda_watch_start(w, &d->watch) : COF_OK;
     COF_TRY(cofi_team_agree(w->team, "devices", watching));
     cofi_log(COFI_LOG_PROCESS,
              "rank %d of %d, engine cuda, device %d (%s), %d ranks on it, memory by %s", w->rank,
