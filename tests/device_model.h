@@ -217,13 +217,15 @@ struct plan {
     model *m;
     bool is_push;
     uint64_t ordinal;
-    double seconds; /* deadline of its waits */
-    std::vector<struct cofd_binding> bindings; /* by rank */
-    std::vector<uint64_t> n_made;              /* likewise, calls so far */
+    /* By rank. */
+    std::vector<struct cofd_binding> bindings;
+    std::vector<uint64_t> n_made;      /* calls so far */
+    std::vector<double> seconds;       /* deadline of its waits */
+    std::vector<unsigned> ack_late_us; /* slow readers */
 
     plan(model *on, bool push, double deadline = 30)
-        : m(on), is_push(push), ordinal(on->n_plans++), seconds(deadline),
-          bindings(size_t(on->spec.n_ranks)), n_made(size_t(on->spec.n_ranks))
+        : m(on), is_push(push), ordinal(on->n_plans++), bindings(size_t(on->spec.n_ranks)),
+          n_made(bindings.size()), seconds(bindings.size(), deadline), ack_late_us(bindings.size())
     {
         for (int r = 0; r < m->spec.n_ranks; r++) {
             struct cofd_binding &b = bindings[size_t(r)];
@@ -243,7 +245,7 @@ struct plan {
 
     struct cofd_binding *binding(int r) { return &bindings[size_t(r)]; }
 
-    struct cofd_call call_of(int n, uint32_t direction = 1) const
+    struct cofd_call call_of(int r, int n, uint32_t direction = 1) const
     {
         struct cofd_call c = {};
         c.direction = direction;
@@ -253,9 +255,9 @@ struct plan {
             c.left_out = COFD_LEAVE_RESET;
         if (BREAK == NO_END_ACK_WAIT)
             c.left_out = COFD_LEAVE_END_ACK_WAIT;
-        c.meet = wait_options(seconds, "meet");
-        c.reset = wait_options(seconds, "reset");
-        c.end_ack = wait_options(seconds, "end-ack");
+        c.meet = wait_options(seconds[size_t(r)], "meet");
+        c.reset = wait_options(seconds[size_t(r)], "reset");
+        c.end_ack = wait_options(seconds[size_t(r)], "end-ack");
         return c;
     }
 
@@ -299,7 +301,7 @@ struct plan {
     {
         const int n_ranks = m->spec.n_ranks;
         struct cofd_binding *b = binding(r);
-        const struct cofd_wait_options o = wait_options(seconds, "ready");
+        const struct cofd_wait_options o = wait_options(seconds[size_t(r)], "ready");
         for (int i = 1; i < n_ranks; i++) {
             const int from = (r + i) % n_ranks;
             if (BREAK != NO_READY_WAIT && !cofd_call_wait_ready(b, from, READY_WORD, &o))
@@ -309,6 +311,8 @@ struct plan {
             if (BREAK == END_BEFORE_READ && i == n_ranks - 1)
                 cofd_call_end(b);
             d->maybe(16, 200);
+            if (ack_late_us[size_t(r)])
+                sleep_us(ack_late_us[size_t(r)]);
             const int n_bad = n_wrong(r, from, n, n_max);
             CHECK(n_bad == 0, "rank %d, call %u: %d of %d from rank %d", r, b->epoch, n_bad, n,
                   from);
@@ -322,8 +326,8 @@ struct plan {
     bool call(int r, int n, int n_max, delays *d, uint32_t direction = 1)
     {
         struct cofd_binding *b = binding(r);
-        const struct cofd_call c = call_of(n, direction);
-        const struct cofd_wait_options o = wait_options(seconds, "slot free");
+        const struct cofd_call c = call_of(r, n, direction);
+        const struct cofd_wait_options o = wait_options(seconds[size_t(r)], "slot free");
         if (!cofd_call_begin(b, &c))
             return false;
         if (BREAK != NO_ACK_WAIT &&

@@ -59,7 +59,7 @@ static void records()
         p.call(r, 7, N_MAX, &d, 2);
     });
     const struct cofi_call_record &rec = m.control(1)->record;
-    const uint64_t digest = p.call_of(7, 2).digest;
+    const uint64_t digest = p.call_of(1, 7, 2).digest;
     CHECK(rec.call == 1 && rec.detail == (2 | digest << 32) && rec.sizes[0] == 7,
           "call %llx detail %llx", static_cast<unsigned long long>(rec.call),
           static_cast<unsigned long long>(rec.detail));

@@ -142,10 +142,11 @@ COFD_FN bool cofd_wait_goes_on(const struct cofd_wait *w, struct cofd_patience *
     }
     if (p->begin == 0)
         p->begin = cofd_now_ns();
-    if (p->looks++ < COFD_LOOKS)
+    const uint32_t looks = p->looks++;
+    if (looks < COFD_LOOKS)
         return true;
     cofd_pause();
-    if (p->looks % COFD_LOOKS != 0)
+    if (looks % COFD_LOOKS != 0)
         return true;
     p->status = cofd_look(w);
     const uint64_t timeout_ns = w->options->timeout_ns;
