@@ -1,15 +1,16 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* The protocol headers of src/device on the host: arenas of ranks that are threads, with slabs and
- * control blocks in plain memory. Payload is read and written plainly, so that ThreadSanitizer sees
- * every hand-over that a signal word does not order.
+/* The protocol headers of src/device on the host: arenas of ranks that are a block of one or several
+ * threads, with slabs and control blocks in plain memory. Payload is read and written plainly, so
+ * that ThreadSanitizer sees every hand-over that no signal word and no barrier of a block orders.
  *
- * BREAK leaves out or weakens one step, here or in the test (tests/scenario_device.sh wants each to
+ * BREAK leaves out or weakens one step, here or in the test (tests/negative_device.sh wants each to
  * be noticed); the headers stay as they are. */
 #ifndef COFUSE_DEVICE_MODEL_H
 #define COFUSE_DEVICE_MODEL_H
 
 #include <pthread.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstdio>
@@ -37,6 +38,7 @@
 #define NO_CREDIT 12
 #define TAG_BEFORE_PAYLOAD 13
 #define ONE_HALF 14
+#define NO_BLOCK_SYNC 15
 
 #include "device/order.h"
 #if BREAK == STORE_RELAXED
@@ -44,6 +46,49 @@
 #elif BREAK == LOAD_RELAXED
 #define cofd_load_acquire_sys cofd_load_relaxed_sys
 #endif
+
+/* Blocks of several threads: barriers that a kernel would not come out of hang here too. */
+struct model_block {
+    uint32_t n_threads;
+    pthread_barrier_t barrier;
+    std::vector<char> votes;
+};
+static thread_local model_block *own_block; /* nullptr: of this thread alone */
+static thread_local uint32_t own_thread;
+
+static inline uint32_t model_thread()
+{
+    return own_thread;
+}
+
+static inline uint32_t model_n_threads()
+{
+    return own_block ? own_block->n_threads : 1;
+}
+
+static inline void model_block_sync()
+{
+    if (own_block && BREAK != NO_BLOCK_SYNC)
+        pthread_barrier_wait(&own_block->barrier);
+}
+
+static inline bool model_block_all(bool is_true)
+{
+    if (!own_block)
+        return is_true;
+    own_block->votes[own_thread] = is_true;
+    pthread_barrier_wait(&own_block->barrier);
+    for (uint32_t t = 0; t < own_block->n_threads; t++)
+        is_true &= own_block->votes[t] != 0;
+    pthread_barrier_wait(&own_block->barrier);
+    return is_true;
+}
+
+#define cofd_thread model_thread
+#define cofd_n_threads model_n_threads
+#define cofd_block_sync model_block_sync
+#define cofd_block_all model_block_all
+
 #include "device/device_call.h"
 #include "device/tagged.h"
 
@@ -57,8 +102,17 @@ static std::atomic<int> test_n_failed, test_n_passed;
             printf("not ok %s:%d: %s: ", __func__, __LINE__, #cond);                               \
             printf(__VA_ARGS__);                                                                   \
             printf("\n");                                                                          \
+            if (BREAK)                                                                             \
+                exit_at_once();                                                                    \
         }                                                                                          \
     } while (0)
+
+/* A broken variant has been noticed. */
+[[noreturn]] static inline void exit_at_once()
+{
+    fflush(stdout);
+    _exit(1);
+}
 
 static inline int test_done()
 {
@@ -93,7 +147,7 @@ struct delays {
     uint64_t state;
     void maybe(unsigned one_in, unsigned max_us)
     {
-        state = mix(state);
+        state = mix(state + own_thread);
         if (state % one_in == 0)
             sleep_us(static_cast<unsigned>(state >> 32) % max_us);
     }
@@ -132,6 +186,7 @@ struct model_spec {
     uint32_t first_epoch = 1;
     bool is_private = false;
     int n_words = 0;
+    uint32_t n_threads = 1; /* of each rank's block */
     size_t data_bytes = 1 << 16; /* payload; the words of plans lie behind it */
 };
 
@@ -189,13 +244,27 @@ struct model {
     char *data(int r) { return ranks[size_t(r)].slab.at + data_offset; }
     struct cofi_control *control(int r) { return ranks[size_t(r)].control.at; }
 
+    /* On every thread of every rank. */
     void run(const std::function<void(int)> &fn)
     {
         std::vector<std::thread> threads;
-        for (int r = 0; r < spec.n_ranks; r++)
-            threads.emplace_back(fn, r);
+        std::vector<model_block> blocks(size_t(spec.n_ranks));
+        for (int r = 0; r < spec.n_ranks; r++) {
+            model_block *block = &blocks[size_t(r)];
+            block->n_threads = spec.n_threads;
+            block->votes.resize(spec.n_threads);
+            pthread_barrier_init(&block->barrier, nullptr, spec.n_threads);
+            for (uint32_t t = 0; t < spec.n_threads; t++)
+                threads.emplace_back([=, &fn] {
+                    own_block = block;
+                    own_thread = t;
+                    fn(r);
+                });
+        }
         for (std::thread &t : threads)
             t.join();
+        for (model_block &block : blocks)
+            pthread_barrier_destroy(&block.barrier);
     }
 };
 
@@ -223,7 +292,7 @@ struct plan {
     std::vector<double> seconds;       /* deadline of its waits */
     std::vector<unsigned> ack_late_us; /* slow readers */
 
-    plan(model *on, bool push, double deadline = 30)
+    plan(model *on, bool push, double deadline = BREAK ? 2 : 30)
         : m(on), is_push(push), ordinal(on->n_plans++), bindings(size_t(on->spec.n_ranks)),
           n_made(bindings.size()), seconds(bindings.size(), deadline), ack_late_us(bindings.size())
     {
@@ -276,7 +345,7 @@ struct plan {
     void write(int r, int reader, int n, int n_max)
     {
         uint32_t *at = place(r, reader, n_max);
-        for (int i = 0; i < n; i++)
+        for (int i = int(own_thread); i < n; i += int(cofd_n_threads()))
             at[i] = value(r, n_made[size_t(r)], i);
     }
 
@@ -284,7 +353,7 @@ struct plan {
     {
         const uint32_t *at = place(writer, r, n_max);
         int n_bad = 0;
-        for (int i = 0; i < n; i++)
+        for (int i = int(own_thread + 1) % int(cofd_n_threads()); i < n; i += int(cofd_n_threads()))
             n_bad += at[i] != value(writer, n_made[size_t(r)], i);
         return n_bad;
     }
@@ -342,12 +411,14 @@ struct plan {
         write_all(r, n, n_max);
         if (BREAK != SIGNAL_BEFORE_DATA)
             cofd_call_signal(b, COFD_ALL_OTHERS, READY_WORD);
-        b->mark[READ_MARK] = b->epoch;
+        if (own_thread == 0)
+            b->mark[READ_MARK] = b->epoch;
         if (!read_all(r, n, n_max, d))
             return false;
         if (BREAK != END_BEFORE_READ)
             cofd_call_end(b);
-        n_made[size_t(r)]++;
+        if (own_thread == 0)
+            n_made[size_t(r)]++;
         return true;
     }
 };

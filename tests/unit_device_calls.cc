@@ -17,25 +17,27 @@ static int size_of(uint64_t call)
 
 /* ---- calls one after the other -------------------------------------------------------------- */
 
-static void one_plan(int n_ranks, bool is_push, bool is_private, int n_calls)
+static void one_plan(int n_ranks, bool is_push, bool is_private, uint32_t n_threads, int n_calls)
 {
-    model m({n_ranks, 1, is_private});
+    model m({n_ranks, 1, is_private, 0, n_threads});
     plan p(&m, is_push);
     m.run([&](int r) {
         delays d = {uint64_t(r)};
         for (int i = 0; i < n_calls; i++)
             if (!p.call(r, size_of(uint64_t(i)), N_MAX, &d))
                 break;
+    });
+    for (int r = 0; r < n_ranks; r++) {
         CHECK(p.n_made[size_t(r)] == uint64_t(n_calls), "rank %d made %llu calls", r,
               static_cast<unsigned long long>(p.n_made[size_t(r)]));
         CHECK(m.arena(r)->epoch == uint32_t(n_calls), "epoch %u", m.arena(r)->epoch);
-    });
+    }
 }
 
 /* Three plans over the same bytes, in an order made up by the seed: runs of one plan too. */
-static void overlay(int n_ranks, int n_calls)
+static void overlay(int n_ranks, uint32_t n_threads, int n_calls)
 {
-    model m({n_ranks});
+    model m({n_ranks, 1, false, 0, n_threads});
     plan a(&m, false), b(&m, true), c(&m, false);
     plan *plans[] = {&a, &b, &c};
     m.run([&](int r) {
@@ -45,7 +47,7 @@ static void overlay(int n_ranks, int n_calls)
             plan *p = plans[mix(uint64_t(i) / 2) % 3];
             ok = p->call(r, size_of(uint64_t(i)), N_MAX, &d, uint32_t(i) % 2 + 1);
         }
-        CHECK(ok, "rank %d stopped at epoch %u", r, m.arena(r)->epoch);
+        CHECK(ok, "rank %d stopped", r);
     });
 }
 
@@ -78,10 +80,10 @@ static uint32_t after(uint32_t epoch, unsigned n)
 }
 
 /* From a few before a reset to a few after it, and seldom of a second plan. */
-static void wrap(int n_ranks, bool is_push, uint32_t reset)
+static void wrap(int n_ranks, bool is_push, uint32_t reset, uint32_t n_threads)
 {
     const uint32_t first = reset == 1 ? UINT32_MAX - 4 : reset - 5;
-    model m({n_ranks, first});
+    model m({n_ranks, first, false, 0, n_threads});
     plan often(&m, is_push), seldom(&m, !is_push);
     m.run([&](int r) {
         delays d = {uint64_t(200 + r)};
@@ -92,8 +94,9 @@ static void wrap(int n_ranks, bool is_push, uint32_t reset)
             CHECK(p->binding(r)->epoch == after(first, i), "call %u has epoch %u", i,
                   p->binding(r)->epoch);
         }
-        CHECK(seldom.n_made[size_t(r)] == 2 && often.n_made[size_t(r)] == 12, "rank %d", r);
     });
+    for (int r = 0; r < n_ranks; r++)
+        CHECK(seldom.n_made[size_t(r)] == 2 && often.n_made[size_t(r)] == 12, "rank %d", r);
 }
 
 /* As after as many calls of the last plan as that takes; the ranks stand still. */
@@ -144,13 +147,17 @@ int main()
     for (int n = 1; n <= MAX_RANKS; n++) {
         const int n_calls = IS_SLOW ? 1000 : 3000;
         for (int form = 0; form < 4; form++)
-            one_plan(n, form & 1, form & 2, n_calls);
-        overlay(n, n_calls);
+            one_plan(n, form & 1, form & 2, 1, n_calls);
+        overlay(n, 1, n_calls);
         for (uint32_t reset : resets)
-            for (int form = 0; form < 2; form++)
-                wrap(n, form, reset);
+            for (int form = 0; form < 4; form++)
+                wrap(n, form & 1, reset, form & 2 ? 3 : 1);
         lap(n, false);
         lap(n, true);
+        /* Blocks of more and of fewer threads than there are others to signal. */
+        one_plan(n, true, true, 2, n_calls / 10);
+        overlay(n, 2, n_calls / 10);
+        overlay(n, 4, n_calls / 20);
     }
     return test_done();
 }

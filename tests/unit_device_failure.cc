@@ -66,9 +66,9 @@ static void check_silent(model *m, plan *p)
 /* ---- ranks that disagree -------------------------------------------------------------------- */
 
 /* The last rank has another number of rows in call 5. */
-static void sizes_differ(int n_ranks)
+static void sizes_differ(int n_ranks, uint32_t n_threads)
 {
-    model m({n_ranks});
+    model m({n_ranks, 1, false, 0, n_threads});
     plan p(&m, true);
     const uint64_t begin = cofd_now_ns();
     m.run([&](int r) {
@@ -110,9 +110,9 @@ static void orders_differ(int n_ranks)
 
 /* ---- ranks that do not come ----------------------------------------------------------------- */
 
-static void late(int n_ranks)
+static void late(int n_ranks, uint32_t n_threads)
 {
-    model m({n_ranks});
+    model m({n_ranks, 1, false, 0, n_threads});
     plan p(&m, false, 0.2);
     const uint64_t begin = cofd_now_ns();
     m.run([&](int r) {
@@ -150,6 +150,16 @@ static void team_ended(int n_ranks, int status)
     });
     m.arena(n_ranks - 1)->dead = m.control(n_ranks - 1)->poison.value; /* as its next look would */
     check_ends(&m, status, begin, 10);
+}
+
+/* Who only ends a call, and waits for nothing more, looks at the poison too. */
+static void told_at_the_end()
+{
+    model m({2});
+    CHECK(!cofd_is_told(m.arena(1)), "nobody failed");
+    m.control(1)->poison.value = COFD_STATUS_BITS(COFD_ERR_TIMEOUT) | UINT64_C(1) << 32;
+    CHECK(cofd_is_told(m.arena(1)) && cofd_is_dead(m.arena(1)), "not told");
+    CHECK(m.control(1)->fault.status == 0 && m.control(0)->poison.value == 0, "a failure again");
 }
 
 static void peer_left(int n_ranks)
@@ -255,8 +265,8 @@ static void blocks_fail_together()
             if (f.status == 0)
                 continue;
             n_records++;
-            CHECK(status_of(f.status) == COFD_ERR_TIMEOUT && f.writer < 3 && f.writer != uint64_t(r),
-                  "record of rank %d", r);
+            CHECK(status_of(f.status) == COFD_ERR_TIMEOUT, "record of rank %d", r);
+            CHECK(f.writer < 3 && f.writer != uint64_t(r), "writer in the record of rank %d", r);
         }
         CHECK(n_records >= 1, "no record");
     }
@@ -288,10 +298,13 @@ int main()
     word_of_one_who_left();
     word_behind_the_deadline();
     many_looks();
+    told_at_the_end();
     for (int n = 2; n <= MAX_RANKS; n++) {
-        sizes_differ(n);
+        sizes_differ(n, 1);
+        sizes_differ(n, 3);
         orders_differ(n);
-        late(n);
+        late(n, 1);
+        late(n, 2);
         team_ended(n, COFD_ERR_PEER_DEAD);
         team_ended(n, COFD_ERR_MISMATCH);
         peer_left(n);

@@ -91,17 +91,26 @@ COFD_FN bool cofd_is_in_another_call(const struct cofd_wait *w)
            cofd_load_acquire_sys(&r->call) == call;
 }
 
+/* Whether the arena is dead, or another rank has said so. For the end of a call as well: copy
+ * engines do not look, so the copies of a rank that failed may have overwritten what this one read,
+ * but its poison came first (models/poison.pml, LOOK_AFTER_READ). */
+COFD_FN bool cofd_is_told(struct cofd_arena *a)
+{
+    if (cofd_is_dead(a))
+        return true;
+    if (cofd_load_acquire_sys(&a->control[a->rank]->poison.value) == 0)
+        return false;
+    cofd_claim_gpu(&a->dead, 1);
+    return true;
+}
+
 /* What ends this wait: a status to fail with, COFD_IS_DEAD, or 0. Another rank's poison is taken by
  * the host; an end of the team is told to ranks that may not know of it. */
 COFD_FN int cofd_look(const struct cofd_wait *w)
 {
     struct cofd_arena *a = w->arena;
-    if (cofd_is_dead(a))
+    if (cofd_is_told(a))
         return COFD_IS_DEAD;
-    if (cofd_load_acquire_sys(&a->control[a->rank]->poison.value) != 0) {
-        cofd_claim_gpu(&a->dead, 1);
-        return COFD_IS_DEAD;
-    }
     const uint64_t ended = cofd_load_acquire_sys(a->abort);
     if (ended != 0) {
         const int status = (int16_t)(uint16_t)ended;
