@@ -1,6 +1,6 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* The protocol headers of src/device on the host: arenas of ranks that are a block of one or several
+/* The protocol headers of src/device on the host: arenas of ranks that are a block of one or more
  * threads, with slabs and control blocks in plain memory. Payload is read and written plainly, so
  * that ThreadSanitizer sees every hand-over that no signal word and no barrier of a block orders.
  *
@@ -38,7 +38,11 @@
 #define NO_CREDIT 12
 #define TAG_BEFORE_PAYLOAD 13
 #define ONE_HALF 14
-#define NO_BLOCK_SYNC 15
+/* Barriers of a block, by their place in device_call.h. Those of a reset stand beside others. */
+#define NO_SYNC_SIGNAL 20
+#define NO_SYNC_BEGIN_READ 23
+#define NO_SYNC_BEGIN 24
+#define NO_SYNC_END 25
 
 #include "device/order.h"
 #if BREAK == STORE_RELAXED
@@ -66,9 +70,10 @@ static inline uint32_t model_n_threads()
     return own_block ? own_block->n_threads : 1;
 }
 
-static inline void model_block_sync()
+/* `idx` numbers the places that call it. */
+static inline void model_block_sync(int idx)
 {
-    if (own_block && BREAK != NO_BLOCK_SYNC)
+    if (own_block && BREAK != NO_SYNC_SIGNAL + idx)
         pthread_barrier_wait(&own_block->barrier);
 }
 
@@ -86,7 +91,7 @@ static inline bool model_block_all(bool is_true)
 
 #define cofd_thread model_thread
 #define cofd_n_threads model_n_threads
-#define cofd_block_sync model_block_sync
+#define cofd_block_sync() model_block_sync(__COUNTER__)
 #define cofd_block_all model_block_all
 
 #include "device/device_call.h"
@@ -415,6 +420,10 @@ struct plan {
             b->mark[READ_MARK] = b->epoch;
         if (!read_all(r, n, n_max, d))
             return false;
+        if (!is_push && m->spec.n_ranks > 1) { /* what only the end of the call gives away */
+            const int n_bad = n_wrong(r, r, n, n_max);
+            CHECK(n_bad == 0, "rank %d, call %u: %d of its own %d", r, b->epoch, n_bad, n);
+        }
         if (BREAK != END_BEFORE_READ)
             cofd_call_end(b);
         if (own_thread == 0)

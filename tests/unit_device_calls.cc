@@ -68,6 +68,36 @@ static void records()
     CHECK(memcmp(&rec.name[0], "push", 5) == 0, "name");
 }
 
+/* Read while it is written: the digest that is found with a call is that call's. */
+static void records_while_written()
+{
+    enum { N_CALLS = IS_SLOW ? 20000 : 100000 };
+    model m({2});
+    plan p(&m, true);
+    m.run([&](int r) {
+        struct cofd_binding *b = p.binding(0);
+        const struct cofi_call_record *rec = &m.control(0)->record;
+        struct cofd_call c = {};
+        uint32_t last = 0;
+        for (uint32_t e = 1; r == 0 && e <= N_CALLS; e++) {
+            b->epoch = e;
+            b->digest = mix(e) & COFI_DIGEST_MASK;
+            cofd_record_call(b, &c);
+        }
+        while (r == 1 && last < N_CALLS) {
+            const uint64_t call = cofd_load_acquire_sys(&rec->call);
+            const uint64_t detail = cofd_load_acquire_sys(&rec->detail);
+            if (call == 0 || cofd_load_acquire_sys(&rec->call) != call)
+                continue;
+            last = uint32_t(call);
+            if (detail >> 32 != (mix(last) & COFI_DIGEST_MASK)) {
+                CHECK(false, "another call's digest with call %u", last);
+                return;
+            }
+        }
+    });
+}
+
 /* ---- where the epoch comes round ------------------------------------------------------------ */
 
 static const uint32_t resets[] = {(UINT32_C(1) << 30) + 1, (UINT32_C(1) << 31) + 1,
@@ -144,6 +174,7 @@ static void lap(int n_ranks, bool is_push)
 int main()
 {
     records();
+    records_while_written();
     for (int n = 1; n <= MAX_RANKS; n++) {
         const int n_calls = IS_SLOW ? 1000 : 3000;
         for (int form = 0; form < 4; form++)
