@@ -111,9 +111,9 @@ cof_status cofi_runtime_reinit(struct cofi_runtime *rt)
         COF_TRY(status);
         COF_TRY(cof_team_barrier(rt->job->team));
         if (i == 4)
-            before = cofi_runtime_use();
+            before = cofi_runtime_use(rt->job->world);
     }
-    struct cofi_runtime_use after = cofi_runtime_use();
+    struct cofi_runtime_use after = cofi_runtime_use(rt->job->world);
     COFI_EXPECT(rt, after.n_fds <= before.n_fds + 8 && after.n_maps <= before.n_maps + 60,
                 "%ld descriptors and %ld mappings after 5 worlds, %ld and %ld after all",
                 before.n_fds, before.n_maps, after.n_fds, after.n_maps);
