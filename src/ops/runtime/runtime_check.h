@@ -51,6 +51,11 @@ int cofi_runtime_turns(const struct cofi_runtime *rt, int n);
 /* The same, and ten times as many with --full. */
 int cofi_runtime_rounds(const struct cofi_runtime *rt, int n);
 
+/* After the i-th of calls of the operator for tests that nobody waits for: waits now and then, so
+ * that no device's queue is full. The launch that finds it so may keep all ranks of the process
+ * from launching what empties it. */
+cof_status cofi_runtime_pace(const struct cofi_runtime *rt, int i, cof_stream stream);
+
 /* This rank's next random number, below n. */
 unsigned cofi_runtime_random(struct cofi_runtime *rt, unsigned n);
 void cofi_runtime_sleep_us(unsigned us);
@@ -187,7 +192,7 @@ cof_status cofi_runtime_wrap(struct cofi_runtime *rt);  /* arg: form | epoch of 
 cof_status cofi_runtime_lap(struct cofi_runtime *rt);   /* arg: form */
 cof_status cofi_runtime_overlay(struct cofi_runtime *rt); /* arg: number of plans */
 cof_status cofi_runtime_rebind(struct cofi_runtime *rt);
-cof_status cofi_runtime_late(struct cofi_runtime *rt);
+cof_status cofi_runtime_late(struct cofi_runtime *rt); /* arg: 1: the epoch jumps there */
 cof_status cofi_runtime_words_reused(struct cofi_runtime *rt);
 cof_status cofi_runtime_no_room(struct cofi_runtime *rt);
 

@@ -17,7 +17,7 @@ static cof_status make_rounds(struct cofi_mail *m, int n_rounds)
             cofi_runtime_sleep_us(cofi_runtime_random(m->rt, 1000));
         m->n_rounds++;
         COF_TRY(cofi_mail_round(m, m->stream));
-        if (i % 16 == 15)
+        if (i % 6 == 5)
             COF_TRY(cof_stream_sync(m->stream));
     }
     return cofi_mail_inspect(m);
@@ -75,7 +75,7 @@ static cof_status rounds_of_two(struct cofi_mail *m, cof_stream words)
     for (int i = 0; i < n_rounds; i++) {
         m->n_rounds++;
         COF_TRY(round_of_two(m, words));
-        if (i % 16 == 15)
+        if (i % 6 == 5)
             COF_TRY(cof_stream_sync(words));
     }
     COF_TRY(cof_stream_sync(words));

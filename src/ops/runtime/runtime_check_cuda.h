@@ -22,7 +22,7 @@ struct cofi_cuda_tally {
 extern "C" {
 #endif
 
-/* ---- launches: runtime_check_cuda_kernels.cu. Those with an arena do nothing when it is dead ---- */
+/* ---- launches: runtime_check_cuda_kernels.cu; with a dead arena they do nothing ---- */
 
 /* Of the current device, so that no first launch waits behind a kernel that waits. */
 cudaError_t cofi_check_cuda_load(void);
@@ -31,9 +31,9 @@ cudaError_t cofi_check_cuda_load(void);
 cudaError_t cofi_check_cuda_next(const struct cofd_arena *arena, struct cofi_cuda_tally *tally,
                                  cudaStream_t stream);
 /* The message of the tally's call, byte for byte cofi_runtime_fill's. Any alignment. */
-cudaError_t cofi_check_cuda_fill(const struct cofd_arena *arena, const struct cofi_cuda_tally *tally,
-                                 void *dst, uint64_t bytes, uint64_t from, uint64_t to,
-                                 cudaStream_t stream);
+cudaError_t cofi_check_cuda_fill(const struct cofd_arena *arena,
+                                 const struct cofi_cuda_tally *tally, void *dst, uint64_t bytes,
+                                 uint64_t from, uint64_t to, cudaStream_t stream);
 /* `binding`: whose epoch is noted; NULL: none. */
 cudaError_t cofi_check_cuda_compare(const struct cofd_arena *arena,
                                     const struct cofd_binding *binding,
@@ -68,6 +68,12 @@ void cofi_check_cuda_free(cof_world *world, void *data); /* NULL is fine */
 
 /* The CUDA stream behind one of the library's. */
 cudaStream_t cofi_check_cuda_stream(const cof_world *world, cof_stream stream);
+
+/* ---- runtime_check_blocks_cuda.c ---- */
+
+cof_status cofi_check_cuda_blocks_open(cof_team *team, size_t bytes,
+                                       struct cofi_check_blocks *blocks);
+void cofi_check_cuda_blocks_close(struct cofi_check_blocks *blocks);
 
 /* ---- runtime_check_op_cuda.c ---- */
 

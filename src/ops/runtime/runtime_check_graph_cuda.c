@@ -86,7 +86,7 @@ static cof_status mix(struct captured *c, int n)
         if (cofi_runtime_random(c->rt, 16) == 0)
             cofi_runtime_sleep_us(cofi_runtime_random(c->rt, 1000));
         COF_TRY(cofi_runtime_random(c->rt, 5) == 0 ? c->fn(c->arg, c->stream) : replay(c));
-        if (i % 32 == 31)
+        if (i % 6 == 5)
             COF_TRY(cof_stream_sync(c->stream));
     }
     return cof_stream_sync(c->stream);

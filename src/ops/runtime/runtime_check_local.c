@@ -35,6 +35,15 @@ int cofi_runtime_rounds(const struct cofi_runtime *rt, int n)
     return cofi_runtime_turns(rt, n) * (rt->options->full ? 10 : 1);
 }
 
+cof_status cofi_runtime_pace(const struct cofi_runtime *rt, int i, cof_stream stream)
+{
+    enum { QUEUE = 512 }; /* half of what a stream takes */
+    int n_calls = QUEUE / (6 * rt->n_ranks + 8); /* launches of a call */
+    if (!cofi_check_device(rt->job->world) || i % (n_calls + 1) != n_calls)
+        return COF_OK;
+    return cof_stream_sync(stream);
+}
+
 unsigned cofi_runtime_random(struct cofi_runtime *rt, unsigned n)
 {
     uint64_t x = cofi_check_random(rt->options->seed, 900 + (uint64_t)rt->rank, rt->n_random++);

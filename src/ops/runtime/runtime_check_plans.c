@@ -61,6 +61,8 @@ cof_status cofi_runtime_calls(struct cofi_runtime *rt)
         struct cofi_runtime_call call = call_of(rt, (uint64_t)i);
         delay_some(rt, &call);
         status = cofi_runtime_op_call(rt->job->world, &op, &call, stream);
+        if (status == COF_OK)
+            status = cofi_runtime_pace(rt, i, stream);
     }
     status = leave(rt, status, stream);
     cofi_runtime_op_inspect(rt, &op);

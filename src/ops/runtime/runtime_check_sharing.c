@@ -92,6 +92,8 @@ cof_status cofi_runtime_overlay(struct cofi_runtime *rt)
         uint64_t plan = cofi_check_random(rt->options->seed, 43, (uint64_t)i);
         status = cofi_runtime_op_call(rt->job->world, &s.op[plan % (uint64_t)s.n_plans], &call,
                                       stream);
+        if (status == COF_OK)
+            status = cofi_runtime_pace(rt, i, stream);
     }
     cof_status synced = cof_stream_sync(stream);
     status = status == COF_OK ? synced : status;
@@ -150,13 +152,24 @@ cof_status cofi_runtime_rebind(struct cofi_runtime *rt)
     return status;
 }
 
+/* As after many calls; the ranks stand still. */
+static cof_status jump(struct cofi_runtime *rt, struct shared_arena *s, uint32_t epoch)
+{
+    struct cofi_runtime_call call = {.bytes = 9};
+    COF_TRY(cofi_runtime_op_call(rt->job->world, &s->op[0], &call, COF_STREAM_NOW));
+    COF_TRY(cof_team_barrier(rt->job->team));
+    COF_TRY(cofi_runtime_set_epoch(s->a.arena, epoch));
+    return cof_team_barrier(rt->job->team);
+}
+
 /* Made when the epoch is past the half of its range, where words that are 0 would count as acks of
  * any call to come. Readers are slow. */
 cof_status cofi_runtime_late(struct cofi_runtime *rt)
 {
+    const uint32_t epoch = (UINT32_C(1) << 31) + 12345;
     struct shared_arena s = {.n_plans = 2};
-    COF_TRY(open_shared(rt, (UINT32_C(1) << 31) + 12345, &s));
-    cof_status status = COF_OK;
+    COF_TRY(open_shared(rt, rt->arg ? 0 : epoch, &s));
+    cof_status status = rt->arg ? jump(rt, &s, epoch) : COF_OK;
     for (int i = 0; i < cofi_runtime_rounds(rt, 6) && status == COF_OK; i++) {
         struct cofi_runtime_call call = {.bytes = 5 + (size_t)i};
         status = cofi_runtime_op_call(rt->job->world, &s.op[0], &call, COF_STREAM_NOW);
