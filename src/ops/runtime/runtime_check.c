@@ -127,7 +127,7 @@ static unsigned missing_caps(const struct cofi_job *job, const struct cofi_engin
                              unsigned wanted)
 {
     unsigned caps = ops->caps;
-    if (ops->device && job->n_ranks > 1 && job->world->hello[0].pid == job->world->hello[1].pid)
+    if (cofi_runtime_are_threads(job->world))
         caps &= ~(unsigned)COFI_CAP_PROCESSES;
     return wanted & ~caps;
 }

@@ -56,6 +56,12 @@ int cofi_runtime_rounds(const struct cofi_runtime *rt, int n);
  * from launching what empties it. */
 cof_status cofi_runtime_pace(const struct cofi_runtime *rt, int i, cof_stream stream);
 
+/* On devices; processes there have one rank each. */
+bool cofi_runtime_are_threads(const cof_world *world);
+/* Before or after something is destroyed between calls: CUDA may wait for all kernels of the
+ * process then, so ranks that are threads on devices meet. Others do not. */
+cof_status cofi_runtime_settle(struct cofi_runtime *rt);
+
 /* This rank's next random number, below n. */
 unsigned cofi_runtime_random(struct cofi_runtime *rt, unsigned n);
 void cofi_runtime_sleep_us(unsigned us);

@@ -128,6 +128,8 @@ cof_status cofi_runtime_zeroed(struct cofi_runtime *rt)
         if (status == COF_OK)
             status = cof_wait(a.arena, (rt->rank + rt->n_ranks - 1) % rt->n_ranks, 0,
                               COF_STREAM_NOW);
+        if (status == COF_OK)
+            status = cofi_runtime_settle(rt);
         cofi_check_arena_close(&a);
         COF_TRY(status);
     }
@@ -197,6 +199,7 @@ cof_status cofi_runtime_two_arenas(struct cofi_runtime *rt)
         COFI_EXPECT(rt, seen == (uint64_t)(7000 + 1000 * i + previous),
                     "arena %d: %llu from rank %d", i, (unsigned long long)seen, previous);
         cofi_runtime_sleep_us(cofi_runtime_random(rt, 2000));
+        COF_TRY(cofi_runtime_settle(rt));
         cofi_check_arena_close(&a[i]);
     }
     cofi_runtime_free(rt->job->world, number);

@@ -44,6 +44,16 @@ cof_status cofi_runtime_pace(const struct cofi_runtime *rt, int i, cof_stream st
     return cof_stream_sync(stream);
 }
 
+bool cofi_runtime_are_threads(const cof_world *world)
+{
+    return world->ops->device && world->n_ranks > 1 && world->hello[0].pid == world->hello[1].pid;
+}
+
+cof_status cofi_runtime_settle(struct cofi_runtime *rt)
+{
+    return cofi_runtime_are_threads(rt->job->world) ? cof_team_barrier(rt->job->team) : COF_OK;
+}
+
 unsigned cofi_runtime_random(struct cofi_runtime *rt, unsigned n)
 {
     uint64_t x = cofi_check_random(rt->options->seed, 900 + (uint64_t)rt->rank, rt->n_random++);

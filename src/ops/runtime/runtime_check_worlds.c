@@ -53,6 +53,8 @@ cof_status cofi_runtime_worlds(struct cofi_runtime *rt)
         status = cof_team_barrier(cof_world_team(other));
     close_place(rt, &p[1]);
     cof_world_destroy(other);
+    if (status == COF_OK)
+        status = cofi_runtime_settle(rt);
     for (int i = 0; i < 5 && status == COF_OK; i++)
         status = call_place(&p[0], 300);
     cofi_runtime_wants(rt, "the first world's team", cof_team_query(rt->job->team), COF_OK, NULL);
