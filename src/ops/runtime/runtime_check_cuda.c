@@ -227,7 +227,7 @@ static cof_status warm_up(const struct cofi_cuda_world *device)
     COF_CUDA(cofi_check_cuda_load());
     COF_CUDA(cudaDeviceGetDefaultMemPool(&memory, device->device));
     COF_CUDA(cudaMemPoolSetAttribute(memory, cudaMemPoolAttrReleaseThreshold, &all));
-    COF_CUDA(cudaMallocAsync(&data, (size_t)1 << 20, device->setup));
+    COF_CUDA(cudaMallocAsync(&data, (size_t)32 << 20, device->setup));
     COF_CUDA(cudaFreeAsync(data, device->setup));
     COF_CUDA(cudaLaunchHostFunc(device->setup, do_nothing, NULL));
     COF_CUDA(cudaStreamSynchronize(device->setup));
