@@ -3,7 +3,7 @@
 #
 # Thin: CMake builds (CMakePresets.json), scripts test. `make help` lists the targets.
 
-.PHONY: all setup setup-test demo test check bench asan ubsan tsan install clean help
+.PHONY: all setup setup-test demo test check bench bench-gpu asan ubsan tsan install clean help
 .NOTPARALLEL:
 PREFIX ?= /usr/local
 
@@ -28,6 +28,9 @@ check: all
 bench: all
 	@build/cofuse bench --json build/bench.json
 
+bench-gpu: all
+	@bench/run_gpu.sh --json build/bench-gpu.json
+
 asan ubsan tsan: setup-test
 	@tests/run_tests.sh $@
 
@@ -43,6 +46,7 @@ help:
 	@echo "make test     every test"
 	@echo "make check    every kernel against its reference"
 	@echo "make bench    times the same calls; build/bench.json"
+	@echo "make bench-gpu  the same on CUDA devices; build/bench-gpu.json"
 	@echo "make asan     unit tests and a short check under AddressSanitizer; also: ubsan, tsan"
 	@echo "make install  into PREFIX ($(PREFIX))"
 	@echo "make clean    removes build/"
