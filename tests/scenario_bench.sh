@@ -38,8 +38,8 @@ expect "each variant is listed once" 0 'ranks=3' \
 # Each variant of the list has a result for each of its calls: attention two, grad_return one,
 # runtime two, but large transfers one.
 "$cofuse" bench --tiny --ranks 1,2 --list >"$scratch/list"
-n_wanted=$((2 * $(wc -l <"$scratch/list") -
-            $(grep -cE 'direction=forward|^grad_return |^runtime .*bytes=[0-9]{5}' "$scratch/list")))
+one_call='direction=forward|^grad_return |^runtime .*bytes=[0-9]{5}'
+n_wanted=$((2 * $(wc -l <"$scratch/list") - $(grep -cE "$one_call" "$scratch/list")))
 n_results=$(grep -c '"key":' "$json")
 expect "$n_wanted results" 0 '' test "$n_results" -eq "$n_wanted"
 

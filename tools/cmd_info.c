@@ -21,8 +21,8 @@
 static const char usage[] =
     "usage: cofuse info [--env-markdown]\n"
     "\n"
-    "Prints versions, the processor, CUDA devices, engines, operators and the table of environment\n"
-    "variables.\n"
+    "Prints versions, the processor, CUDA devices, engines, operators and the table of\n"
+    "environment variables.\n"
     "\n"
     "  --env-markdown   print docs/environment.md\n";
 
