@@ -30,7 +30,7 @@ enum cofi_var_type { COFI_INT, COFI_SECONDS, COFI_CHOICE, COFI_TEXT };
     X(GEMM, "COFUSE_GEMM", COFI_CHOICE, "auto", "auto|onednn|plain",                               \
       "matrix products on the CPU: oneDNN where it can be loaded, or plain C")                     \
     X(CPU_ISA, "COFUSE_CPU_ISA", COFI_CHOICE, "auto", "auto|scalar|avx2|avx512|avx512_bf16",       \
-      "highest instruction set to use")                                                            \
+      "highest instruction set to use; auto: avx512_bf16 where that is faster than fp32")          \
     X(FORCE_STAGED, "COFUSE_FORCE_STAGED", COFI_INT, "0", "0|1",                                   \
       "transfers through staging buffers even where peers are mapped (tests)")                     \
     X(DEVICE, "COFUSE_DEVICE", COFI_TEXT, "", "number or UUID",                                    \

@@ -45,4 +45,23 @@ struct cofd_arena {
     uint64_t dead;   /* not 0: nothing more happens here. Any block, any time */
 };
 
+/* ---- arguments of kernels, by value ---- */
+
+#define COFD_ALL_OTHERS (-1) /* as a peer or a writer: every other rank, from the next one on */
+
+struct cofd_wait_options {
+    uint64_t timeout_ns; /* 0: none */
+    uint64_t step[COFI_STEP_WORDS]; /* names the wait in error texts */
+};
+
+enum { COFD_LEAVE_RESET = 1, COFD_LEAVE_END_ACK_WAIT = 2 };
+
+struct cofd_call {
+    uint32_t direction;
+    uint32_t left_out; /* COFD_LEAVE_.. bits: negative controls */
+    uint64_t digest;   /* 31 bits */
+    uint64_t sizes[COFI_CALL_SIZES];
+    struct cofd_wait_options meet, reset, end_ack; /* of the waits at the beginning of a call */
+};
+
 #endif

@@ -17,17 +17,6 @@
 
 #include "device/spin.h"
 
-/* By value, among a kernel's arguments. */
-struct cofd_call {
-    uint32_t direction;
-    uint32_t is_reset_left_out; /* negative control EPOCH_RESET */
-    uint64_t digest;            /* 31 bits */
-    uint64_t sizes[COFI_CALL_SIZES];
-    struct cofd_wait_options meet, reset, end_ack; /* of the waits within call_begin */
-};
-
-#define COFD_ALL_OTHERS (-1) /* as a peer or a writer */
-
 COFD_FN uint64_t cofd_words_of_arena(void)
 {
     return sizeof(struct cofi_control);
@@ -158,11 +147,11 @@ COFD_FN bool cofd_call_begin(struct cofd_binding *b, const struct cofd_call *cal
     if (before != 0 && (b->epoch & COFI_EPOCH_RESET_MASK) == 1) {
         if (!cofd_meet(b, COFI_MEET, &call->meet))
             return false;
-        if (!call->is_reset_left_out)
+        if (!(call->left_out & COFD_LEAVE_RESET))
             cofd_reset_words(a, before);
         return cofd_meet(b, COFI_RESET, &call->reset);
     }
-    if (before != 0 && last != b->ordinal + 1)
+    if (before != 0 && last != b->ordinal + 1 && !(call->left_out & COFD_LEAVE_END_ACK_WAIT))
         return cofd_wait_words(b, COFD_ALL_OTHERS, cofd_words_of_arena(), COFI_END_ACK, COFI_ACK,
                                before, &call->end_ack);
     return true;

@@ -23,12 +23,6 @@
 enum { COFD_ERR_MISMATCH = -10, COFD_ERR_TIMEOUT = -20, COFD_ERR_PEER_DEAD = -30 };
 enum { COFD_PEER_LEFT = 1 };
 
-/* By value, among a kernel's arguments. */
-struct cofd_wait_options {
-    uint64_t timeout_ns; /* 0: none */
-    uint64_t step[COFI_STEP_WORDS]; /* names the wait in error texts */
-};
-
 COFD_FN bool cofd_is_dead(const struct cofd_arena *a)
 {
     return cofd_load_acquire_gpu(&a->dead) != 0;

@@ -1,0 +1,107 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "symm/call_cuda.h"
+
+#include <string.h>
+
+#include "core/faults.h"
+#include "device/device_arena.h"
+#include "symm/engine_cuda.h"
+#include "symm/kernels_cuda.h"
+#include "symm/options_cuda.h"
+
+_Static_assert(COFI_ALL_OTHERS == COFD_ALL_OTHERS, "one number for all others");
+
+/* One launch on the arena's device. */
+#define LAUNCH(binding, launch)                                                                    \
+    do {                                                                                           \
+        struct cofi_cuda_scope scope_;                                                             \
+        COF_TRY(cofi_cuda_enter(cofi_cuda_arena((binding)->arena)->device, &scope_));              \
+        cudaError_t error_ = (launch);                                                             \
+        cofi_cuda_leave(&scope_);                                                                  \
+        COF_CUDA(error_);                                                                          \
+    } while (0)
+
+static unsigned left_out(const cof_arena *a)
+{
+    return (COFI_FAULT(EPOCH_RESET, a->rank) ? COFD_LEAVE_RESET : 0u) |
+           (COFI_FAULT(END_ACK_WAIT, a->rank) ? COFD_LEAVE_END_ACK_WAIT : 0u);
+}
+
+cof_status cofi_cuda_call_begin(struct cofi_binding *b, const struct cofi_call *call, void *stream)
+{
+    cof_arena *a = b->arena;
+    COF_TRY(cofi_arena_look(a));
+    b->direction = call->direction;
+    b->digest = cofi_call_digest(b, call);
+    struct cofd_call c = {
+        .direction = call->direction, .left_out = left_out(a), .digest = b->digest,
+        .meet = cofi_wait_options(a, "meeting before a reset"),
+        .reset = cofi_wait_options(a, "meeting after a reset"),
+        .end_ack = cofi_wait_options(a, "last call of another plan ended")};
+    memcpy(c.sizes, call->sizes, sizeof c.sizes);
+    LAUNCH(b, cofi_launch_call_begin(b->on_device, &c, stream));
+    return COF_OK;
+}
+
+cof_status cofi_cuda_call_end(struct cofi_binding *b, void *stream)
+{
+    if (!b->arena->is_private)
+        LAUNCH(b, cofi_launch_call_end(b->on_device, stream));
+    return COF_OK;
+}
+
+cof_status cofi_cuda_call_signal(struct cofi_binding *b, int peer, int purpose, void *stream)
+{
+    LAUNCH(b, cofi_launch_call_signal(b->on_device, peer, purpose, stream));
+    return COF_OK;
+}
+
+cof_status cofi_cuda_call_wait_ready(struct cofi_binding *b, int writer, int purpose,
+                                     const char *step, void *stream)
+{
+    const struct cofd_wait_options o = cofi_wait_options(b->arena, step);
+    LAUNCH(b, cofi_launch_call_wait_ready(b->on_device, writer, purpose, &o, stream));
+    return COF_OK;
+}
+
+cof_status cofi_cuda_call_wait_ack(struct cofi_binding *b, int writer, int purpose, int mark,
+                                   const char *step, void *stream)
+{
+    const struct cofd_wait_options o = cofi_wait_options(b->arena, step);
+    LAUNCH(b, cofi_launch_call_wait_ack(b->on_device, writer, purpose, mark, &o, stream));
+    return COF_OK;
+}
+
+cof_status cofi_cuda_call_mark(struct cofi_binding *b, int mark, void *stream)
+{
+    LAUNCH(b, cofi_launch_call_mark(b->on_device, mark, stream));
+    return COF_OK;
+}
+
+cof_status cofi_cuda_call_guard(struct cofi_binding *b, void *output, size_t bytes, void *stream)
+{
+    int n_blocks;
+    COF_TRY(cofi_cuda_copy_blocks(b->arena, bytes, &n_blocks));
+    if (bytes)
+        LAUNCH(b, cofi_launch_guard(b->arena->on_device, output, bytes, n_blocks, stream));
+    return COF_OK;
+}
+
+cof_status cofi_cuda_max_blocks(const cof_team *team, const void *kernel, int threads,
+                                size_t shared_bytes, int max_ctas, int *n_blocks_out)
+{
+    const struct cofi_cuda_world *w = team->world->device;
+    struct cofi_cuda_scope scope;
+    int per_sm = 0;
+    COF_TRY(cofi_cuda_enter(w->device, &scope));
+    cudaError_t error =
+        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, threads, shared_bytes);
+    cofi_cuda_leave(&scope);
+    COF_CUDA(error);
+    COF_FAIL_IF(per_sm < 1, COF_ERR_UNSUPPORTED,
+                "device %d cannot hold a block of %d threads and %zu bytes of shared memory",
+                w->device, threads, shared_bytes);
+    *n_blocks_out = cofi_cuda_share(w, per_sm * w->n_sms, max_ctas);
+    return COF_OK;
+}

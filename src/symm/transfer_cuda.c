@@ -1,0 +1,134 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+/* put, get, signal and wait of devices. Short transfers go by a kernel, whose launch is all they
+ * cost; long ones by the copy engine, which leaves the multiprocessors alone and is faster
+ * (measured in docs/cuda.md). Both write the peer's memory before what follows in the stream begins, so
+ * a signal after them releases them. */
+#include <string.h>
+
+#include "symm/kernels_cuda.h"
+#include "symm/options_cuda.h"
+
+#define KERNEL_MAX_BYTES ((size_t)256 << 10)
+#define BYTES_PER_BLOCK ((size_t)32 << 10) /* 512 threads x 4 loads of 16 bytes */
+#define COPY_MAX_BLOCKS 32 /* more do not make peer loads faster (h200: 329 of 336 GB/s) */
+
+struct cofd_wait_options cofi_wait_options(const cof_arena *a, const char *step)
+{
+    struct cofd_wait_options o = {0};
+    if (a->run_timeout > 0)
+        o.timeout_ns = (uint64_t)(a->run_timeout * 1e9);
+    memcpy(o.step, step, strnlen(step, sizeof o.step));
+    return o;
+}
+
+int cofi_cuda_share(const struct cofi_cuda_world *w, int n_blocks, int max_ctas)
+{
+    int n = n_blocks / w->n_ranks_here;
+    if (w->max_ctas > 0 && n > w->max_ctas)
+        n = w->max_ctas;
+    if (max_ctas > 0 && n > max_ctas)
+        n = max_ctas;
+    return n > 1 ? n : 1;
+}
+
+cof_status cofi_cuda_copy_blocks(const cof_arena *a, size_t bytes, int *n_blocks_out)
+{
+    const struct cofi_cuda_world *w = a->team->world->device;
+    size_t wanted = (bytes + BYTES_PER_BLOCK - 1) / BYTES_PER_BLOCK;
+    int most = cofi_cuda_share(w, w->n_sms, COPY_MAX_BLOCKS);
+    *n_blocks_out = wanted < 1 ? 1 : wanted < (size_t)most ? (int)wanted : most;
+    return COF_OK;
+}
+
+/* On the arena's device. An output that a dead arena leaves unwritten becomes NaN: the kernel sees
+ * to it; behind the copy engine a guard does. */
+static cof_status copy(const cof_arena *a, void *dst, const void *src, size_t bytes, bool is_output,
+                       cudaStream_t stream)
+{
+    int n_blocks;
+    COF_TRY(cofi_cuda_copy_blocks(a, bytes, &n_blocks));
+    if (bytes <= KERNEL_MAX_BYTES) {
+        COF_CUDA(cofi_launch_copy(a->on_device, dst, src, bytes, is_output, n_blocks, stream));
+        return COF_OK;
+    }
+    COF_CUDA(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, stream));
+    if (is_output)
+        COF_CUDA(cofi_launch_guard(a->on_device, dst, bytes, n_blocks, stream));
+    return COF_OK;
+}
+
+static cof_status copy_on_device(const cof_arena *a, void *dst, const void *src, size_t bytes,
+                                 bool is_output, void *stream)
+{
+    struct cofi_cuda_scope scope;
+    if (bytes == 0)
+        return COF_OK;
+    COF_TRY(cofi_cuda_enter(cofi_cuda_arena(a)->device, &scope));
+    cof_status status = copy(a, dst, src, bytes, is_output, stream);
+    cofi_cuda_leave(&scope);
+    return status;
+}
+
+cof_status cofi_cuda_put(cof_arena *a, int peer, size_t offset, const void *src, size_t bytes,
+                         void *stream)
+{
+    return copy_on_device(a, a->base[peer] + a->data_offset + offset, src, bytes, false, stream);
+}
+
+cof_status cofi_cuda_get(cof_arena *a, void *dst, int peer, size_t offset, size_t bytes,
+                         void *stream)
+{
+    return copy_on_device(a, dst, a->base[peer] + a->data_offset + offset, bytes, true, stream);
+}
+
+cof_status cofi_cuda_signal(cof_arena *a, int peer, int word, void *stream)
+{
+    struct cofi_cuda_scope scope;
+    COF_TRY(cofi_cuda_enter(cofi_cuda_arena(a)->device, &scope));
+    cudaError_t error = cofi_launch_signal(a->on_device, peer, word, stream);
+    cofi_cuda_leave(&scope);
+    COF_CUDA(error);
+    return COF_OK;
+}
+
+cof_status cofi_cuda_wait(cof_arena *a, int peer, int word, void *stream)
+{
+    const struct cofd_wait_options o = cofi_wait_options(a, "cof_wait");
+    struct cofi_cuda_scope scope;
+    COF_TRY(cofi_cuda_enter(cofi_cuda_arena(a)->device, &scope));
+    cudaError_t error = cofi_launch_wait(a->on_device, peer, word, &o, stream);
+    cofi_cuda_leave(&scope);
+    COF_CUDA(error);
+    return COF_OK;
+}
+
+cof_status cofi_cuda_fill(cof_arena *a, void *dst, size_t bytes, void *stream)
+{
+    struct cofi_cuda_scope scope;
+    COF_TRY(cofi_cuda_enter(cofi_cuda_arena(a)->device, &scope));
+    cudaError_t error = bytes ? cudaMemsetAsync(dst, 0xff, bytes, stream) : cudaSuccess;
+    cofi_cuda_leave(&scope);
+    COF_CUDA(error);
+    return COF_OK;
+}
+
+cof_status cofi_cuda_set_words(cof_arena *a, size_t words_offset, int purpose, uint64_t value)
+{
+    const struct cofi_cuda_arena *on = cofi_cuda_arena(a);
+    struct cofi_cuda_scope scope;
+    COF_TRY(cofi_cuda_enter(on->device, &scope));
+    cudaError_t error = cofi_launch_set_words(on->on_device, words_offset, purpose, value,
+                                              on->setup);
+    if (error == cudaSuccess)
+        error = cudaStreamSynchronize(on->setup);
+    cofi_cuda_leave(&scope);
+    COF_CUDA(error);
+    return COF_OK;
+}
+
+cof_status cofi_cuda_load_kernels(void)
+{
+    COF_CUDA(cofi_load_kernels());
+    return COF_OK;
+}
