@@ -122,7 +122,7 @@ shape 'grad_return S=3 Hkv=1 Dk=8 writers=table' 'wanted one of all\|causal'
 shape 'runtime count=3' 'form is missing'
 shape 'runtime form=put' 'bytes = 0: wanted with form=put'
 shape 'runtime form=put bytes=8 by=stream' 'by: no such way of this form'
-shape 'runtime form=put bytes=8 by=kernel' 'bytes = 8: wanted a multiple of 16'
+shape 'runtime form=round by=kernel how=graph' 'wanted eager of rounds within one kernel'
 shape 'attention S=3 H=1 Dqk=8 wire=f16' 'wire = "f16": wanted'
 shape 'grad_return S=3 Hkv=1 Dk=8 dtype=f32 partial=bf16' 'partial = "bf16": wanted'
 

@@ -73,8 +73,6 @@ static cof_status check_words(const struct cofi_rb_case *c)
                 "count = %lld, blocks = %lld, busy = %lld: wanted at most %d, %d, 1",
                 (long long)c->count, (long long)c->blocks, (long long)c->busy, MAX_COUNT,
                 MAX_BLOCKS);
-    COF_FAIL_IF(is_transfer(c) && c->by == COFI_RB_KERNEL && c->bytes % 16, COF_ERR_INVALID,
-                "bytes = %lld: wanted a multiple of 16 with by=kernel", (long long)c->bytes);
     COF_FAIL_IF(c->form == COFI_RB_ROUND && c->by == COFI_RB_KERNEL && c->how == COFI_RB_GRAPH,
                 COF_ERR_INVALID, "how = graph: wanted eager of rounds within one kernel");
     return COF_OK;

@@ -17,7 +17,7 @@ enum cofi_rb_form {
 enum cofi_rb_by {
     COFI_RB_CALL,   /* cof_put, cof_get, cof_signal, cof_wait */
     COFI_RB_ENGINE, /* a copy engine: cudaMemcpyAsync on the peer's memory */
-    COFI_RB_KERNEL, /* the SMs: a kernel of `blocks` blocks; of rounds, one that makes them all */
+    COFI_RB_KERNEL, /* the SMs: cof_put's kernel, of `blocks` blocks; of rounds, one for all */
     COFI_RB_STREAM  /* cuStreamWriteValue64, cuStreamWaitValue64 */
 };
 enum cofi_rb_ways { COFI_RB_BOTH, COFI_RB_ONE }; /* all ranks send at once; rank 0 alone */

@@ -10,6 +10,7 @@
 #include "core/clock.h"
 #include "ops/runtime/runtime_bench_cuda.h"
 #include "symm/engine_cuda.h"
+#include "symm/kernels_cuda.h"
 
 enum { MAX_EAGER = 100, N_BUSY = 200 /* launches, a millisecond each */ };
 static const int64_t start_limit_ns = 2000000000, stream_limit_ns = 10000000000;
@@ -75,7 +76,8 @@ static cof_status enqueue_transfer(struct cofi_rb *b, int64_t idx)
     if (b->c.by == COFI_RB_ENGINE)
         COF_CUDA(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, p->stream));
     else
-        COF_CUDA(cofi_rb_launch_copy(dst, src, bytes, (int)b->c.blocks, p->stream));
+        COF_CUDA(cofi_launch_copy(b->arena->on_device, dst, src, bytes, !is_put, (int)b->c.blocks,
+                                  p->stream));
     return COF_OK;
 }
 

@@ -20,9 +20,6 @@ cof_status cofi_rb_cuda_time(struct cofi_rb *b, int direction, double *seconds_o
 void cofi_rb_cuda_close(struct cofi_rb *b);
 #endif
 
-/* Of 16-byte pieces, by so many blocks of 1024 threads. */
-cudaError_t cofi_rb_launch_copy(void *dst, const void *src, size_t bytes, int blocks,
-                                cudaStream_t stream);
 cudaError_t cofi_rb_launch_empty(cudaStream_t stream);
 
 /* Rounds first .. first + n - 1 between two ranks; the words count them. *late becomes 1 when a

@@ -14,40 +14,11 @@
 
 #include <stdio.h>
 
-static const int copy_threads = 1024, busy_threads = 256;
-#define UNROLL 4
+static const int busy_threads = 256;
 #define ROUND_LIMIT_NS UINT64_C(5000000000)
 #define BUSY_NS UINT64_C(100000) /* of a block */
 #define BUSY_WAVES 10
 #define BUSY_CHUNK 256 /* multiply-adds of a thread between looks at the clock */
-
-/* ---- a copy --------------------------------------------------------------------------------- */
-
-extern "C" __global__ void __launch_bounds__(1024)
-cofk_bench_copy(uint4 *dst, const uint4 *src, size_t n)
-{
-    const size_t stride = (size_t)gridDim.x * blockDim.x;
-    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    for (; i + (UNROLL - 1) * stride < n; i += UNROLL * stride) {
-        uint4 piece[UNROLL];
-#pragma unroll
-        for (int u = 0; u < UNROLL; u++)
-            piece[u] = src[i + (size_t)u * stride];
-#pragma unroll
-        for (int u = 0; u < UNROLL; u++)
-            dst[i + (size_t)u * stride] = piece[u];
-    }
-    for (; i < n; i += stride)
-        dst[i] = src[i];
-}
-
-cudaError_t cofi_rb_launch_copy(void *dst, const void *src, size_t bytes, int blocks,
-                                cudaStream_t stream)
-{
-    cofk_bench_copy<<<blocks, copy_threads, 0, stream>>>((uint4 *)dst, (const uint4 *)src,
-                                                         bytes / sizeof(uint4));
-    return cudaPeekAtLastError();
-}
 
 /* ---- nothing -------------------------------------------------------------------------------- */
 
