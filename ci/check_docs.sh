@@ -27,7 +27,7 @@ measurements() { # cpu|cuda
     mapfile -t files < <(results_of "$1")
     [ ${#files[@]} -gt 0 ] || printf '\nNo run is stored yet.\n'
     for file in "${files[@]}"; do
-        printf '\nFrom `%s`:\n\n' "$file"
+        printf '\n%s\n\n' "From \`$file\`:"
         build/cofuse bench --from "$file" --markdown || echo "$file cannot be read"
     done
     echo
