@@ -55,7 +55,7 @@ static double read_cache_bytes(void)
 static void read_devices(struct cofi_bench_machine *m)
 {
     struct cofi_devices devices;
-    cofi_devices_read(&devices);
+    cofi_devices_read(false, &devices);
     m->gpus = devices.n;
     snprintf(m->gpu, sizeof m->gpu, "%s", devices.n ? devices.device[0].name : "none");
     snprintf(m->gpu_driver, sizeof m->gpu_driver, "%s", devices.driver);

@@ -302,7 +302,7 @@ static int bench(const struct cofi_bench_options *o, int argc, char **argv,
 static int check_devices(void)
 {
     struct cofi_devices devices;
-    cofi_devices_read(&devices);
+    cofi_devices_read(false, &devices);
     if (devices.n > 0)
         return COFI_EXIT_OK;
     cofi_cli_error("option --device = \"cuda\": %s", devices.trouble);

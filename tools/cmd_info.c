@@ -121,7 +121,7 @@ static void print_device(const struct cofi_devices *devices, int idx)
 static void print_cuda(void)
 {
     static struct cofi_devices devices; /* some kilobytes */
-    cofi_devices_read(&devices);
+    cofi_devices_read(true, &devices);
     if (devices.n == 0) {
         printf("cuda         %s\n", devices.trouble);
         return;

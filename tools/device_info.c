@@ -41,6 +41,18 @@ static bool has_attribute(int device, CUdevice_attribute attribute)
     return ((get_attribute_fn)fn)(&value, attribute, device) == CUDA_SUCCESS && value;
 }
 
+static void look_inside(int idx, struct cofi_device *d)
+{
+    struct cofi_cuda_scope scope;
+    size_t total;
+    if (cofi_cuda_enter(idx, &scope) != COF_OK)
+        return;
+    if (cudaMemGetInfo(&d->free_bytes, &total) != cudaSuccess)
+        d->free_bytes = 0;
+    cofi_runtime_bench_code(d->code, sizeof d->code);
+    cofi_cuda_leave(&scope);
+}
+
 static void read_device(int idx, int n, struct cofi_device *d)
 {
     struct cudaDeviceProp prop;
@@ -60,14 +72,6 @@ static void read_device(int idx, int n, struct cofi_device *d)
         has_attribute(idx, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
     d->has_ipc = has_attribute(idx, CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED);
     d->has_stream_ops = has_attribute(idx, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS);
-    struct cofi_cuda_scope scope;
-    size_t total;
-    if (cofi_cuda_enter(idx, &scope) == COF_OK) {
-        if (cudaMemGetInfo(&d->free_bytes, &total) != cudaSuccess)
-            d->free_bytes = 0;
-        cofi_runtime_bench_code(d->code, sizeof d->code);
-        cofi_cuda_leave(&scope);
-    }
     for (int peer = 0; peer < n; peer++) {
         int reaches = peer == idx;
         if (peer != idx && cudaDeviceCanAccessPeer(&reaches, idx, peer) != cudaSuccess)
@@ -76,7 +80,7 @@ static void read_device(int idx, int n, struct cofi_device *d)
     }
 }
 
-void cofi_devices_read(struct cofi_devices *devices)
+void cofi_devices_read(bool looks_inside, struct cofi_devices *devices)
 {
     int driver = 0, runtime = 0, n = 0;
     *devices = (struct cofi_devices){0};
@@ -96,8 +100,11 @@ void cofi_devices_read(struct cofi_devices *devices)
         return;
     }
     devices->n = n < COFI_MAX_DEVICES ? n : COFI_MAX_DEVICES;
-    for (int i = 0; i < devices->n; i++)
+    for (int i = 0; i < devices->n; i++) {
         read_device(i, devices->n, &devices->device[i]);
+        if (looks_inside)
+            look_inside(i, &devices->device[i]);
+    }
 }
 
 void cofi_device_of_world(const cof_world *world, char uuid[COFI_DEVICE_UUID_BYTES])
@@ -110,8 +117,9 @@ void cofi_device_of_world(const cof_world *world, char uuid[COFI_DEVICE_UUID_BYT
 
 #else
 
-void cofi_devices_read(struct cofi_devices *devices)
+void cofi_devices_read(bool looks_inside, struct cofi_devices *devices)
 {
+    (void)looks_inside;
     *devices = (struct cofi_devices){.driver = "none", .runtime = "none",
                                      .trouble = "this build was made without CUDA"};
 }

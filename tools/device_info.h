@@ -31,8 +31,9 @@ struct cofi_devices {
     struct cofi_device device[COFI_MAX_DEVICES];
 };
 
-/* Makes the context of each device it finds, and takes memory there for it. */
-void cofi_devices_read(struct cofi_devices *devices_out);
+/* `looks_inside`: free memory and code too, which makes a context on each device and takes memory
+ * there. */
+void cofi_devices_read(bool looks_inside, struct cofi_devices *devices_out);
 
 /* UUID of the device that this rank works on; "" on the CPU. */
 void cofi_device_of_world(const cof_world *world, char uuid[COFI_DEVICE_UUID_BYTES]);

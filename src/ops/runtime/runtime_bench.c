@@ -224,16 +224,14 @@ static cof_status create(struct cofi_job *job, const char *line, int n_sets, voi
     return status;
 }
 
-/* A rank without a part is there all the same: the harness has a start for all. */
+/* A rank without a part is there all the same: the start is one for all. */
 static cof_status time_call(void *bench, int direction, int set, double *seconds)
 {
     (void)set;
     struct cofi_rb *b = bench;
     *seconds = 0;
-    if (b->peer < 0)
-        return COF_OK;
     if (is_on_cpu(b))
-        return time_on_cpu(b, direction, seconds);
+        return b->peer < 0 ? COF_OK : time_on_cpu(b, direction, seconds);
 #ifdef COFI_CUDA
     COF_TRY(cofi_rb_cuda_time(b, direction, seconds));
 #endif

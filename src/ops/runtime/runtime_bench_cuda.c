@@ -12,7 +12,7 @@
 #include "symm/engine_cuda.h"
 #include "symm/kernels_cuda.h"
 
-enum { MAX_EAGER = 100, N_BUSY = 200 /* launches, a millisecond each */ };
+enum { MAX_EAGER = 100, N_BUSY = 200 /* launches, a millisecond each */, SHARED_ROUNDS = 20 };
 static const int64_t start_limit_ns = 2000000000, stream_limit_ns = 10000000000;
 
 typedef CUresult (*stream_value_fn)(CUstream, CUdeviceptr, cuuint64_t, unsigned);
@@ -35,9 +35,9 @@ enum { STOP, STARTED, LATE, N_FLAGS };
 
 /* ---- operations ----------------------------------------------------------------------------- */
 
-/* The sum of both is 2 count: values that a word has one after the other, from 2 on; 1 is the round
- * before a call. Equality, for a captured call stores the same values each time; a value is stored
- * only after the one before was seen, since its writer has seen the answer. */
+/* A word has the values 2 to count + 1 one after the other; 1 is the round before a call. Waits are
+ * for equality, for a captured call stores the same values each time. No value is missed: the next
+ * one is stored only when its writer has seen the answer to the one before. */
 static cof_status enqueue_stream_round(struct cofi_rb *b, uint64_t value)
 {
     struct cuda_part *p = b->cuda;
@@ -207,7 +207,9 @@ cof_status cofi_rb_cuda_time(struct cofi_rb *b, int direction, double *seconds)
     struct cofi_cuda_scope scope;
     COF_TRY(cofi_cuda_enter(p->device, &scope));
     cof_status status = b->c.busy ? start_busy(p) : COF_OK;
-    if (status == COF_OK)
+    if (status == COF_OK && b->c.busy) /* what went before took each rank another while */
+        status = cof_team_barrier(b->job.team);
+    if (status == COF_OK && b->peer >= 0)
         status = time_once(b, direction, seconds);
     if (b->c.busy) {
         cof_status stopped = stop_busy(p);
@@ -308,6 +310,10 @@ cof_status cofi_rb_cuda_open(struct cofi_rb *b)
     p->device = b->job.world->device->device;
     p->n_launches = 1;
     b->cuda = p;
+    /* Ranks that take turns on a device answer once in a turn, of milliseconds. */
+    if (b->c.form == COFI_RB_ROUND && b->job.world->device->n_ranks_here > 1 &&
+        b->c.count > SHARED_ROUNDS)
+        b->c.count = SHARED_ROUNDS;
     COF_TRY(cofi_cuda_enter(p->device, &scope));
     cof_status status = open_part(b);
     cofi_cuda_leave(&scope);
