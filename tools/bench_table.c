@@ -149,15 +149,15 @@ static void print_markdown_operators(const struct cofi_bench_report *report)
 
 static void print_markdown_runtime(const struct cofi_bench_report *report)
 {
-    printf("\n| case | call | ranks | devices | staged | median us | p90 us | min us | spread "
-           "| GB/s each |\n|---|---|---|---|---|---|---|---|---|---|\n");
+    printf("\n| case | call | engine | ranks | devices | staged | median us | p90 us | min us "
+           "| spread | GB/s each |\n|---|---|---|---|---|---|---|---|---|---|---|\n");
     for (int i = 0; i < report->n_results; i++) {
         const struct cofi_bench_result *r = &report->results[i];
         char rate[24], devices[24];
         if (!is_runtime(r))
             continue;
-        printf("| %s | %s | %d | %s | %s | %.2f | %.2f | %.2f | %.1f%% | %s |\n",
-               begins_case(report, i) ? r->line : "", r->direction, r->ranks,
+        printf("| %s | %s | %s | %d | %s | %s | %.2f | %.2f | %.2f | %.1f%% | %s |\n",
+               begins_case(report, i) ? r->line : "", r->direction, r->engine, r->ranks,
                device_count(devices, r), r->staged ? "yes" : "no", r->median * 1e6, r->p90 * 1e6,
                r->min * 1e6, 100 * r->spread, flow_rate(rate, r));
     }
