@@ -163,8 +163,11 @@ static const struct cofi_op_check runtime_check = {
     .run_case = run_case,
 };
 
+extern const struct cofi_op_bench cofi_runtime_bench;
+
 const struct cofi_op cofi_op_runtime = {
     .name = "runtime",
     .summary = "what every engine must keep",
     .check = &runtime_check,
+    .bench = &cofi_runtime_bench,
 };
