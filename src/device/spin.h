@@ -48,7 +48,8 @@ struct cofd_wait {
     const struct cofd_wait_options *options;
 };
 
-/* The first failure of this rank tells everybody: the record, then the poison. */
+/* The first failure of this rank tells everybody: the record, then the poison. Its own host is told
+ * first: kernels that find the arena dead end at once, and the host may look when they have. */
 COFD_FN void cofd_fail(const struct cofd_wait *w, int status, uint64_t seen)
 {
     struct cofd_arena *a = w->arena;
@@ -69,7 +70,7 @@ COFD_FN void cofd_fail(const struct cofd_wait *w, int status, uint64_t seen)
         cofd_store_relaxed_sys(&f->step[i], w->options->step[i]);
     cofd_store_release_sys(&f->status, COFD_STATUS_BITS(status));
     uint64_t code = COFD_STATUS_BITS(status) | COFI_POISON_FAULT | (uint64_t)(a->rank + 1) << 32;
-    for (int i = 1; i <= a->n_ranks; i++)
+    for (int i = 0; i < a->n_ranks; i++)
         cofd_store_release_sys(&a->control[(a->rank + i) % a->n_ranks]->poison.value, code);
 }
 
