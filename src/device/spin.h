@@ -106,18 +106,13 @@ COFD_FN bool cofd_is_told(struct cofd_arena *a)
 }
 
 /* What ends this wait: a status to fail with, COFD_IS_DEAD, or 0. Another rank's poison is taken by
- * the host; an end of the team is told to ranks that may not know of it. */
+ * the host; an end of the team, whose status the host knows, is told to ranks that may not. */
 COFD_FN int cofd_look(const struct cofd_wait *w)
 {
     struct cofd_arena *a = w->arena;
     if (cofd_is_told(a))
         return COFD_IS_DEAD;
-    const uint64_t ended = cofd_load_acquire_sys(a->abort);
-    if (ended != 0) {
-        const int status = (int16_t)(uint16_t)ended;
-        return status < 0 ? status : COFD_ERR_PEER_DEAD;
-    }
-    if (cofd_has_left(a, w->writer))
+    if (cofd_load_acquire_sys(a->abort) != 0 || cofd_has_left(a, w->writer))
         return COFD_ERR_PEER_DEAD;
     return w->binding && cofd_is_in_another_call(w) ? COFD_ERR_MISMATCH : 0;
 }
