@@ -9,7 +9,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
 
-options=(--processes 3 --repeat 30 --seconds 0.3)
+options=(--processes 2 --repeat 30 --seconds 0.3)
 ranks=1,2,4 patterns=()
 while [ $# -gt 0 ]; do
     case $1 in
@@ -21,7 +21,7 @@ while [ $# -gt 0 ]; do
         options+=("$1")
         shift
         ;;
-    --tiny)
+    --tiny | --list)
         options+=("$1")
         shift
         ;;
@@ -40,7 +40,7 @@ done
 # sharing a device costs: by one size. Signals in all numbers.
 if [ ${#patterns[@]} -eq 0 ]; then
     patterns=('form=get *ranks=2 ' 'form=put *ranks=2 ' 'form=put by=call bytes=67108864 ranks='
-        'form=get by=call bytes=67108864 ranks=' 'form=round *ranks=' 'form=signal *ranks=1 '
+        'form=get by=call bytes=67108864 ranks=' 'form=round *ranks=2 ' 'form=round *ranks=4 '
         'form=signal *ranks=2 ' 'form=empty *ranks=1 ')
 fi
 
