@@ -23,7 +23,7 @@ for file in "${listed[@]}"; do
     esac
     text+=("$file")
     case $file in
-    *.c | *.h | *.cu | *.cuh | *.inc) code+=("$file") source+=("$file") ;;
+    *.c | *.cc | *.h | *.cu | *.cuh | *.inc) code+=("$file") source+=("$file") ;;
     *.sh | .ci/run) scripts+=("$file") source+=("$file") ;;
     *.py | *.cmake | *.map | *.in | CMakeLists.txt | Makefile) source+=("$file") ;;
     esac

@@ -15,6 +15,10 @@
  * signal words and the regions of cof_arena_alloc: user data that shall outlive a plan's call
  * belongs there.
  *
+ * On a world of CUDA devices the data and signal words lie in device memory; `src` and `dst` below
+ * are device memory or pinned memory of the host (cudaMallocHost, cudaHostRegister), and other
+ * memory is refused.
+ *
  * A wait that passes its deadline, a dead rank or a disagreement ends the arena on all ranks: later
  * calls return the error, outputs are NaN (bytes of cof_get: 0xff), and only destroying is left.
  */
@@ -68,6 +72,9 @@ typedef struct cof_peers {
  * is left as it is. Every rank proves that base[r] is rank r's block: each writes a random number
  * into its own block, and all read it there.
  *
+ * On a world of CUDA devices the blocks are device memory, however it was made and mapped. Memory
+ * that is mapped for reading only is found out by no check there.
+ *
  * The blocks stay mapped until *every* rank has destroyed the arena. `peers` is not kept.
  *
  * COF_ERR_INVALID   a rule of cof_peers is broken (the text names entry and rule), base[r] cannot
@@ -87,7 +94,8 @@ COF_API size_t cof_arena_attach_bytes(const cof_team *team, size_t bytes, int n_
 /**
  * Lets go of the arena. Local, never waits; the caller has synchronised the streams that use it and
  * destroyed its plans. Memory of cof_arena_create lives until the last rank let go. NULL is
- * allowed.
+ * allowed. With COFUSE_CUDA_MEMORY=ipc device memory that others still have open is freed by a
+ * later call on an arena or a world of the process.
  */
 COF_API void cof_arena_destroy(cof_arena *arena);
 
@@ -154,8 +162,8 @@ COF_API cof_status cof_signal(cof_arena *arena, int peer, int word, cof_stream s
 /**
  * Enqueues a wait for the next signal of `peer` on `word`; what the peer put before it can be read
  * after the wait in stream order. One rank calls. The wait has the world's run_timeout: past it, or
- * when the peer is gone, the stream fails with COF_ERR_TIMEOUT or COF_ERR_PEER_DEAD and the arena
- * ends on all ranks. Errors as cof_put.
+ * when the peer is gone, the stream (on a device: the arena alone) fails with COF_ERR_TIMEOUT or
+ * COF_ERR_PEER_DEAD and the arena ends on all ranks. Errors as cof_put.
  */
 COF_API cof_status cof_wait(cof_arena *arena, int peer, int word, cof_stream stream);
 

@@ -24,13 +24,13 @@
  * an object that was made before the fork (world, team, arena, stream, plan) returns
  * COF_ERR_INVALID; those without a status (rank, size, names) go on answering. Destroying the
  * child's copies is allowed, returns at once and concerns no other process; it is not required:
- * exec and exit do as well. Symmetric memory of the shm engine is not mapped in the child: a
- * pointer of cof_arena_view that was taken before faults there. That of the thread engine is a
- * copy, as all of the process's own memory, and stays until the child calls exec or exits; what is
- * attached is as the caller mapped it. A child may make worlds of its own. All this is done by a
- * handler of fork(), in place from the first world of the process on: no other thread forks while
- * that one is made. Children of vfork, posix_spawn and clone must call exec, which closes
- * everything.
+ * exec and exit do as well. CUDA cannot be used in a child at all. Symmetric memory of the shm
+ * engine is not mapped in the child: a pointer of cof_arena_view that was taken before faults
+ * there. That of the thread engine is a copy, as all of the process's own memory, and stays until
+ * the child calls exec or exits; what is attached is as the caller mapped it. A child may make
+ * worlds of its own. All this is done by a handler of fork(), in place from the first world of the
+ * process on: no other thread forks while that one is made. Children of vfork, posix_spawn and
+ * clone must call exec, which closes everything.
  */
 #ifndef COFUSE_WORLD_H
 #define COFUSE_WORLD_H
@@ -104,8 +104,15 @@ typedef struct cof_world_options {
  * On success *world_out owns sockets to the other ranks, one CPU stream and its threads. On failure
  * *world_out is NULL and nothing is left.
  *
+ * On a world of CUDA devices it owns two CUDA streams, a page of host memory and a thread that
+ * looks at the sockets, and no CPU stream. The device's primary context is made and stays; the
+ * calling thread's current device is left as it was, here and in every call. The ranks prove with
+ * real bytes that each reaches the memory of all others.
+ *
  * COF_ERR_INVALID      an option or a launcher's variable breaks its rule (named in the text)
- * COF_ERR_UNSUPPORTED  ranks are on several hosts, or in several network namespaces
+ * COF_ERR_UNSUPPORTED  ranks are on several hosts, or in several network namespaces; engine cuda:
+ *                      the library was built without it, there is no driver or no device that it
+ *                      can use, or the ranks' devices do not reach each other (they are named)
  * COF_ERR_MISMATCH     ranks disagree in size, engine or library version, or two have one rank
  * COF_ERR_TIMEOUT      ranks did not arrive in time (the text names them)
  * COF_ERR_PEER_DEAD    a rank went away while joining
@@ -127,7 +134,7 @@ COF_API int cof_world_rank(const cof_world *world);
 /** Number of ranks. Local, any thread. */
 COF_API int cof_world_size(const cof_world *world);
 
-/** The engine's name: "thread" or "shm". Local, any thread. */
+/** The engine's name: "thread", "shm" or "cuda". Local, any thread. */
 COF_API const char *cof_world_engine(const cof_world *world);
 
 /** The team of all ranks, in order; owned by the world, not to be destroyed. Any thread. */

@@ -27,6 +27,7 @@ struct cofi_check_options {
     int n_ranks;
     bool full; /* every case instead of the covering set */
     uint64_t seed;
+    bool cuda; /* the ranks work on CUDA devices */
 };
 
 enum cofi_verdict { COFI_PASSED, COFI_FAILED, COFI_SKIPPED };
@@ -37,6 +38,7 @@ struct cofi_check_result {
 };
 
 struct cofi_op_check {
+    bool has_cuda; /* cases for ranks on CUDA devices too */
     int64_t (*n_cases)(const struct cofi_check_options *options);
     /* One line, unique, made of key=value words; `cofuse check PATTERN` selects by it. */
     void (*case_line)(const struct cofi_check_options *options, int64_t idx, char *line,

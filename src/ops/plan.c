@@ -8,7 +8,7 @@
 
 #include "core/hash.h"
 #include "core/sized.h"
-#include "symm/symm.h"
+#include "symm/engine.h"
 
 const char *cof_plan_describe(const cof_plan *plan)
 {
@@ -162,9 +162,26 @@ cof_status cofi_plan_agree(cof_team *team, const char *op, cof_status own, const
     return status;
 }
 
+/* Operators with kernels for devices. */
+static const char *const on_devices[] = {NULL};
+
+/* All ranks come to the same answer by themselves. */
+static cof_status check_engine(const cof_team *team, const char *op)
+{
+    const struct cofi_engine_ops *engine = team->world->ops;
+    for (int i = 0; engine->device && on_devices[i]; i++)
+        if (!strcmp(on_devices[i], op))
+            return COF_OK;
+    COF_FAIL_IF(engine->device, COF_ERR_UNSUPPORTED,
+                "%s plan: not on engine %s: wanted a team of a world of engine thread or shm", op,
+                engine->name);
+    return COF_OK;
+}
+
 cof_status cofi_plan_open(cof_team *team, const char *op, size_t bytes,
                           void (*destroy)(cof_plan *plan), cof_plan **plan_out)
 {
+    COF_TRY(check_engine(team, op));
     *plan_out = calloc(1, bytes);
     if (!*plan_out)
         return cofi_plan_agree(team, op, COF_FAIL(COF_ERR_NOMEM, "%s plan: no memory", op), "");

@@ -110,8 +110,8 @@ static cof_status allocate(cof_team *team, const struct cofi_arena_spec *spec, c
     a->view[1] = calloc(n, sizeof *a->view[1]);
     a->sent = calloc(n_counts + 1, sizeof *a->sent);
     a->awaited = calloc(n_counts + 1, sizeof *a->awaited);
-    COF_FAIL_IF(!a->base || !a->control || !a->view[0] || !a->view[1] || !a->sent || !a->awaited, COF_ERR_NOMEM,
-                "arena: no memory for its tables");
+    COF_FAIL_IF(!a->base || !a->control || !a->view[0] || !a->view[1] || !a->sent || !a->awaited,
+                COF_ERR_NOMEM, "arena: no memory for its tables");
     set_sizes(a, spec);
     return COF_OK;
 }

@@ -170,6 +170,19 @@ struct cofi_word {
     const char *step; /* names the wait in error texts */
 };
 
+/* One text for every way a wait can end badly, on a host or a device: operator, ranks, step, value
+ * wanted, value seen. Becomes cof_last_error(); returns the status. */
+struct cofi_wait_end {
+    int rank, writer; /* of the team: who waited, and for whom */
+    cof_status status;
+    const char *op; /* NULL: cof_wait */
+    uint32_t direction;
+    uint64_t want, seen, digest;
+    const char *step;
+    double timeout; /* seconds */
+};
+cof_status cofi_wait_text(cof_arena *arena, const struct cofi_wait_end *end);
+
 /* Until the word is there; every way it can end badly poisons the arena. */
 cof_status cofi_arena_wait(const struct cofi_word *word);
 

@@ -187,7 +187,7 @@ cof_status cofi_arena_bind(cof_team *team, cof_arena *a, const struct cofi_bindi
     cof_status status = place_words(a, spec, &region);
     if (status == COF_OK) {
         *b = (struct cofi_binding){.arena = a, .op = spec->op, .n_purposes = spec->n_purposes,
-                                   .acks = spec->acks,
+                                   .acks = spec->acks, .ordinal = team->n_plans,
                                    .words_offset = a->data_offset + region->offset};
         pthread_mutex_lock(&a->lock);
         region->binding = b;
@@ -204,7 +204,7 @@ cof_status cofi_arena_bind(cof_team *team, cof_arena *a, const struct cofi_bindi
         *b = (struct cofi_binding){0};
         return status;
     }
-    b->ordinal = team->n_plans++;
+    team->n_plans++;
     return COF_OK;
 }
 

@@ -115,31 +115,41 @@ static const char *reason(cof_status status)
                                        : "that rank is gone";
 }
 
-/* One text for every way: operator, ranks, step, value wanted, value seen. */
-static cof_status wait_failed(const struct cofi_word *w, cof_status status)
+cof_status cofi_wait_text(cof_arena *a, const struct cofi_wait_end *end)
 {
-    cof_arena *a = w->arena;
-    const struct cofi_binding *b = w->binding;
-    int own = a->team->world->rank, r = a->team->world_rank[w->writer];
-    uint64_t value = value_of(w);
+    int own = a->team->world_rank[end->rank], r = a->team->world_rank[end->writer];
     char doing[160], own_doing[160];
-    struct record record = read_record(a, w->writer), own_record = read_record(a, a->rank);
+    struct record record = read_record(a, end->writer), own_record = read_record(a, end->rank);
     describe_record(&record, doing, sizeof doing);
     describe_record(&own_record, own_doing, sizeof own_doing);
-    if (b)
-        COF_FAIL(status,
-                 "%s%s: rank %d waited for rank %d at \"%s\": %s (waited %g s at most); wanted "
-                 "epoch %u digest %08x, saw epoch %u digest %08x; rank %d is in %s, rank %d in %s",
-                 b->op, direction_name(b->direction), own, r, w->step, reason(status),
-                 a->run_timeout, (uint32_t)w->want, (unsigned)b->digest, (uint32_t)value,
-                 (unsigned)(value >> 32 & 0x7fffffff), r, doing, own, own_doing);
-    else
-        COF_FAIL(status,
-                 "%s: rank %d waited for rank %d: %s (waited %g s at most); wanted signal %llu, "
-                 "saw %llu",
-                 w->step, own, r, reason(status), a->run_timeout, (unsigned long long)w->want,
-                 (unsigned long long)value);
-    return cofi_arena_fail(a, status);
+    if (end->op)
+        return COF_FAIL(
+            end->status,
+            "%s%s: rank %d waited for rank %d at \"%s\": %s (waited %g s at most); wanted "
+            "epoch %u digest %08x, saw epoch %u digest %08x; rank %d is in %s, rank %d in %s",
+            end->op, direction_name(end->direction), own, r, end->step, reason(end->status),
+            end->timeout, (uint32_t)end->want, (unsigned)end->digest, (uint32_t)end->seen,
+            (unsigned)(end->seen >> 32 & COFI_DIGEST_MASK), r, doing, own, own_doing);
+    return COF_FAIL(end->status,
+                    "%s: rank %d waited for rank %d: %s (waited %g s at most); wanted signal %llu, "
+                    "saw %llu",
+                    end->step, own, r, reason(end->status), end->timeout,
+                    (unsigned long long)end->want, (unsigned long long)end->seen);
+}
+
+static cof_status wait_failed(const struct cofi_word *w, cof_status status)
+{
+    const struct cofi_binding *b = w->binding;
+    struct cofi_wait_end end = {
+        .rank = w->arena->rank, .writer = w->writer, .status = status, .want = w->want,
+        .seen = value_of(w), .step = w->step, .timeout = w->arena->run_timeout};
+    if (b) {
+        end.op = b->op;
+        end.direction = b->direction;
+        end.digest = b->digest;
+    }
+    cofi_wait_text(w->arena, &end);
+    return cofi_arena_fail(w->arena, status);
 }
 
 cof_status cofi_arena_wait(const struct cofi_word *w)

@@ -27,18 +27,25 @@ struct cofi_device_ops {
     /* Collective over the world's team, after all ranks have opened: compares devices, proves with
      * real bytes that all reach each other, starts the watcher. */
     cof_status (*join)(struct cof_world *world);
-    void (*close)(struct cof_world *world); /* local; of a world half made too */
+    /* Local; of a world half made too, and of a child's copy. Teams may live on: they get their
+     * abort words back. */
+    void (*close)(struct cof_world *world);
 
     /* The word of a new team that kernels can see, zero; NULL after a text: there is none left. */
     _Atomic uint64_t *(*take_abort_word)(struct cof_world *world);
     void (*drop_abort_word)(struct cof_world *world, _Atomic uint64_t *word);
 
+    /* The stream behind COF_STREAM_NOW. */
+    void *(*stream_now)(struct cof_world *world);
     cof_status (*stream_open)(struct cof_world *world, void **stream_out);
     void (*stream_close)(void *stream);
     cof_status (*stream_sync)(void *stream);
     /* Events come from a pool of the process; a ticket is good for the next 1024 records. */
     cof_status (*event_record)(void *stream, uint64_t *ticket_out);
     cof_status (*event_wait)(void *stream, uint64_t ticket);
+
+    /* COF_ERR_INVALID naming the argument where the device cannot reach memory by itself. */
+    cof_status (*check_memory)(struct cof_arena *arena, const char *name, const void *at);
 
     /* `offset` into the peer's data. */
     cof_status (*put)(struct cof_arena *arena, int peer, size_t offset, const void *src,

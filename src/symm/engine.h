@@ -52,6 +52,11 @@ extern const struct cofi_engine_ops cofi_engine_thread, cofi_engine_shm, cofi_en
 const struct cofi_engine_ops *cofi_engine_cuda(void);
 const struct cofi_engine_ops *cofi_engine_cuda_attach(void);
 
+/* One block of host memory, n_ranks times `bytes` (a multiple of the page), which all ranks of the
+ * team map: rank r's part at r * bytes. Collective, two-phase: all have it, zeroed and reserved, or
+ * none keeps anything. *base_out is unmapped with munmap. */
+cof_status cofi_shared_map(cof_team *team, size_t bytes, void **base_out);
+
 /* Shared by engines whose slabs are all mapped. */
 void cofi_control_in_slabs(cof_arena *arena);
 void cofi_mapped_put(cof_arena *arena, int peer, size_t dst_offset, const void *src, size_t bytes);

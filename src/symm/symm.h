@@ -55,6 +55,7 @@ struct cof_world {
     atomic_flag now_in_use;    /* by the thread that is in a COF_STREAM_NOW call */
     struct cofi_cpu_stream *stream; /* serves COF_STREAM_NOW; NULL where ranks work on devices */
     struct cofi_cuda_world *device; /* engine_cuda's; NULL: the CPU's */
+    bool is_made;                   /* its peers are past the bootstrap */
     cof_team *team;
     /* Guards the lists of teams and of their arenas, and what is found at a socket that hung up; a
      * running plan takes it only when a rank has gone. Held across fork, so never while waiting. */
@@ -103,6 +104,8 @@ void cofi_world_release(cof_world *world); /* one holder less */
 /* team.c */
 cof_status cofi_team_make(cof_world *world, const int *ranks, int n, uint64_t tag,
                           cof_team **team_out);
+/* Where ranks work on devices: moves the abort word of a new team to where kernels see it. */
+cof_status cofi_team_take_abort_word(cof_team *team);
 /* Ends the team on this rank. First call wins. */
 void cofi_team_abort(cof_team *team, cof_status status, int world_rank, const char *text);
 /* COF_OK while calls on the team are possible, else the error with its text. */

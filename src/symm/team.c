@@ -6,8 +6,7 @@
 #include <string.h>
 
 #include "core/hash.h"
-#include "symm/arena.h"
-#include "symm/symm.h"
+#include "symm/engine.h"
 
 /* ---- create and destroy --------------------------------------------------------------------- */
 
@@ -43,6 +42,21 @@ cof_status cofi_team_make(cof_world *w, const int *ranks, int n, uint64_t tag, c
     return COF_OK;
 }
 
+cof_status cofi_team_take_abort_word(cof_team *t)
+{
+    const struct cofi_device_ops *device = t->world->ops->device;
+    if (!device)
+        return COF_OK;
+    _Atomic uint64_t *word = device->take_abort_word(t->world);
+    if (!word)
+        return COF_ERR_NOMEM;
+    pthread_mutex_lock(&t->world->lock); /* the watcher may be ending the team */
+    atomic_store(word, atomic_load(&t->own_abort));
+    t->abort = word;
+    pthread_mutex_unlock(&t->world->lock);
+    return COF_OK;
+}
+
 static cof_status check_members(const cof_world *w, const int *ranks, int n)
 {
     COF_FAIL_IF(!ranks, COF_ERR_INVALID, "ranks: NULL");
@@ -70,6 +84,8 @@ cof_status cof_team_create(cof_world *w, const int *ranks, int n, uint64_t tag, 
     cof_team *t;
     COF_TRY(cofi_team_make(w, ranks, n, tag, &t));
     cof_status status = cof_team_barrier(t); /* the head's team number compares list and tag */
+    if (status == COF_OK && w->ops->device)
+        status = cofi_team_agree(t, "team create", cofi_team_take_abort_word(t));
     if (status != COF_OK) {
         char text[COFI_ERROR_TEXT_BYTES];
         memcpy(text, cof_last_error(), sizeof text);
@@ -104,6 +120,8 @@ void cof_team_destroy(cof_team *t)
             break;
         }
     pthread_mutex_unlock(&t->world->lock);
+    if (t->abort != &t->own_abort)
+        t->world->ops->device->drop_abort_word(t->world, t->abort);
     cofi_world_release(t->world);
     free(t->world_rank);
     free(t->table);
@@ -137,7 +155,7 @@ static cof_status make_part(cof_team *parent, int first, int stride, int n, uint
         ranks[i] = parent->world_rank[first + i * stride];
     cof_status status = cofi_team_make(parent->world, ranks, n, tag, team_out);
     free(ranks);
-    return status;
+    return status == COF_OK ? cofi_team_take_abort_word(*team_out) : status;
 }
 
 /* Local. The number of the parent's collective call tells this split from others. */

@@ -75,6 +75,44 @@ static cof_status run_wait(struct cofi_cpu_stream *s, const void *args)
         .want = ++a->awaited[place(a, t->word, t->peer)], .step = "cof_wait"});
 }
 
+/* ---- by a device ---------------------------------------------------------------------------- */
+
+static cof_status launch_put(const struct transfer *t, void *stream)
+{
+    return t->bytes ? t->arena->ops->device->put(t->arena, t->peer, t->offset, t->src, t->bytes,
+                                                 stream)
+                    : COF_OK;
+}
+
+static cof_status launch_get(const struct transfer *t, void *stream)
+{
+    return t->bytes ? t->arena->ops->device->get(t->arena, t->dst, t->peer, t->offset, t->bytes,
+                                                 stream)
+                    : COF_OK;
+}
+
+static cof_status launch_fill(const struct transfer *t, void *stream)
+{
+    return t->bytes ? t->arena->ops->device->fill(t->arena, t->dst, t->bytes, stream) : COF_OK;
+}
+
+static cof_status launch_signal(const struct transfer *t, void *stream)
+{
+    return t->arena->ops->device->signal(t->arena, t->peer, t->word, stream);
+}
+
+static cof_status launch_wait(const struct transfer *t, void *stream)
+{
+    return t->arena->ops->device->wait(t->arena, t->peer, t->word, stream);
+}
+
+/* Memory of the caller's that a device is to read or write. */
+static cof_status check_memory(cof_arena *a, const char *name, const void *at, size_t bytes)
+{
+    COF_FAIL_IF(!at && bytes, COF_ERR_INVALID, "%s: NULL", name);
+    return a->ops->device && bytes ? a->ops->device->check_memory(a, name, at) : COF_OK;
+}
+
 /* ---- enqueuing ------------------------------------------------------------------------------ */
 
 static cof_status check_peer(const cof_arena *a, int peer)
@@ -100,16 +138,42 @@ static cof_status check_word(const cof_arena *a, int word)
     return COF_OK;
 }
 
-static cof_status enqueue(const struct transfer *t, cofi_call_fn fn, unsigned flags,
+/* What a transfer is: on the stream of a CPU, and by a device. */
+struct action {
+    cofi_call_fn run;
+    cof_status (*launch)(const struct transfer *t, void *stream);
+    cof_status (*launch_failed)(const struct transfer *t, void *stream); /* NULL: nothing */
+};
+
+/* A failed arena's status is returned, whatever is still enqueued. */
+static cof_status launch(const struct transfer *t, const struct action *action, cof_stream stream)
+{
+    void *handle;
+    char text[COFI_ERROR_TEXT_BYTES];
+    cof_status status = look(t->arena);
+    if (status != COF_OK && !action->launch_failed)
+        return status;
+    memcpy(text, cof_last_error(), sizeof text);
+    COF_TRY(cofi_stream_begin_device(t->arena->team->world, stream, &handle));
+    cof_status launched = status == COF_OK ? action->launch(t, handle)
+                                           : action->launch_failed(t, handle);
+    if (status != COF_OK && launched == COF_OK)
+        launched = cofi_fail_text(status, text);
+    return cofi_stream_end_device(t->arena, stream, launched);
+}
+
+static cof_status enqueue(const struct transfer *t, const struct action *action, unsigned flags,
                           cof_stream stream)
 {
     cof_world *world = t->arena->team->world;
     struct cofi_cpu_stream *s;
+    if (t->arena->ops->device)
+        return launch(t, action, stream);
     cof_status status = look(t->arena);
     if (status != COF_OK && !(flags & COFI_CALL_ALWAYS))
         return status;
     COF_TRY(cofi_stream_begin(world, stream, &s));
-    cof_status enqueued = cofi_cpu_enqueue(s, fn, t, sizeof *t, flags);
+    cof_status enqueued = cofi_cpu_enqueue(s, action->run, t, sizeof *t, flags);
     return cofi_stream_end(world, stream, enqueued != COF_OK ? enqueued : status);
 }
 
@@ -118,10 +182,10 @@ cof_status cof_put(cof_arena *arena, int peer, size_t dst_offset, const void *sr
 {
     COF_TRY(check_peer(arena, peer));
     COF_TRY(check_range(arena, "dst_offset", dst_offset, bytes));
-    COF_FAIL_IF(!src && bytes, COF_ERR_INVALID, "src: NULL");
+    COF_TRY(check_memory(arena, "src", src, bytes));
     struct transfer t = {.arena = arena, .peer = peer, .offset = dst_offset, .bytes = bytes,
                          .src = src};
-    return enqueue(&t, run_put, 0, stream);
+    return enqueue(&t, &(struct action){run_put, launch_put, NULL}, 0, stream);
 }
 
 cof_status cof_get(cof_arena *arena, void *dst, int peer, size_t src_offset, size_t bytes,
@@ -129,10 +193,11 @@ cof_status cof_get(cof_arena *arena, void *dst, int peer, size_t src_offset, siz
 {
     COF_TRY(check_peer(arena, peer));
     COF_TRY(check_range(arena, "src_offset", src_offset, bytes));
-    COF_FAIL_IF(!dst && bytes, COF_ERR_INVALID, "dst: NULL");
+    COF_TRY(check_memory(arena, "dst", dst, bytes));
     struct transfer t = {.arena = arena, .peer = peer, .offset = src_offset, .bytes = bytes,
                          .dst = dst};
-    return enqueue(&t, run_get, COFI_CALL_ALWAYS, stream);
+    return enqueue(&t, &(struct action){run_get, launch_get, launch_fill}, COFI_CALL_ALWAYS,
+                   stream);
 }
 
 cof_status cof_signal(cof_arena *arena, int peer, int word, cof_stream stream)
@@ -140,7 +205,7 @@ cof_status cof_signal(cof_arena *arena, int peer, int word, cof_stream stream)
     COF_TRY(check_peer(arena, peer));
     COF_TRY(check_word(arena, word));
     struct transfer t = {.arena = arena, .peer = peer, .word = word};
-    return enqueue(&t, run_signal, 0, stream);
+    return enqueue(&t, &(struct action){run_signal, launch_signal, NULL}, 0, stream);
 }
 
 cof_status cof_wait(cof_arena *arena, int peer, int word, cof_stream stream)
@@ -148,5 +213,5 @@ cof_status cof_wait(cof_arena *arena, int peer, int word, cof_stream stream)
     COF_TRY(check_peer(arena, peer));
     COF_TRY(check_word(arena, word));
     struct transfer t = {.arena = arena, .peer = peer, .word = word};
-    return enqueue(&t, run_wait, 0, stream);
+    return enqueue(&t, &(struct action){run_wait, launch_wait, NULL}, 0, stream);
 }

@@ -96,18 +96,32 @@ static cof_status choose_threads(cof_world *w, int64_t wanted)
     return COF_OK;
 }
 
+static cof_status choose_engine(cof_world *w, const cof_world_options *o)
+{
+    const char *name = cofi_config_text(COFI_VAR_ENGINE);
+    w->engine = o->engine;
+    if (w->engine == COF_ENGINE_DEFAULT)
+        w->engine = !strcmp(name, "thread") ? COF_ENGINE_THREAD
+                    : !strcmp(name, "cuda") ? COF_ENGINE_CUDA
+                                            : COF_ENGINE_SHM;
+    w->ops = cofi_engine(w->engine);
+    COF_FAIL_IF(!w->ops && w->engine == COF_ENGINE_CUDA, COF_ERR_UNSUPPORTED,
+                "%s: this library was built without CUDA",
+                o->engine == COF_ENGINE_CUDA ? "options.engine = 3 (cuda)"
+                                             : "variable COFUSE_ENGINE = cuda");
+    COF_FAIL_IF(!w->ops, COF_ERR_INVALID,
+                "options.engine = %d: wanted 1 (thread), 2 (shm) or 3 (cuda)", (int)o->engine);
+    return COF_OK;
+}
+
 static cof_status read_other_options(cof_world *w, const cof_world_options *o)
 {
     COF_TRY(cofi_config_check());
-    w->engine = o->engine;
-    if (w->engine == COF_ENGINE_DEFAULT)
-        w->engine = !strcmp(cofi_config_text(COFI_VAR_ENGINE), "thread") ? COF_ENGINE_THREAD
-                                                                         : COF_ENGINE_SHM;
-    w->ops = cofi_engine(w->engine);
-    COF_FAIL_IF(!w->ops, COF_ERR_INVALID, "options.engine = %d: wanted 1 (thread) or 2 (shm)",
-                (int)o->engine);
+    COF_TRY(choose_engine(w, o));
     COF_TRY(check_seconds(o->init_timeout, "init_timeout"));
     COF_TRY(check_seconds(o->run_timeout, "run_timeout"));
+    if (!w->ops->device)
+        COF_TRY(cofi_gemm_init());
     w->init_timeout = seconds(o->init_timeout, COFI_VAR_INIT_TIMEOUT);
     w->run_timeout = seconds(o->run_timeout, COFI_VAR_TIMEOUT);
     return choose_threads(w, o->n_threads);
@@ -156,13 +170,16 @@ static cof_status allocate_tables(cof_world *w)
     h->n_ranks = w->n_ranks;
     h->pid = (int32_t)getpid();
     h->isa = cofi_isa();
-    snprintf(h->gemm, sizeof h->gemm, "%s", cofi_gemm_name());
+    if (!w->ops->device)
+        snprintf(h->gemm, sizeof h->gemm, "%s", cofi_gemm_name());
     return COF_OK;
 }
 
 /* Kernels are chosen from what all ranks have. */
 static void agree_capabilities(cof_world *w)
 {
+    if (w->ops->device)
+        return; /* a device's: device->join */
     int isa = w->hello[0].isa;
     bool same_gemm = true;
     for (int r = 1; r < w->n_ranks; r++) {
@@ -204,27 +221,42 @@ cof_status cofi_world_stream_open(cof_world *w, int n_threads, bool with_gemm, c
         out);
 }
 
-static cof_status join(cof_world *w)
+static cof_status make_world_team(cof_world *w)
 {
-    COF_TRY(allocate_tables(w));
-    COF_TRY(cofi_bootstrap(w, cofi_deadline(w->init_timeout)));
-    COF_TRY(check_engine_fits(w));
-    agree_capabilities(w);
     int *ranks = malloc((size_t)w->n_ranks * sizeof *ranks);
     COF_FAIL_IF(!ranks, COF_ERR_NOMEM, "world of %d: no memory", w->n_ranks);
     for (int r = 0; r < w->n_ranks; r++)
         ranks[r] = r;
     cof_status status = cofi_team_make(w, ranks, w->n_ranks, 0, &w->team);
     free(ranks);
-    COF_TRY(status);
-    status = cofi_world_stream_open(w, w->n_threads, true, "cofuse-now", &w->stream);
-    return cofi_team_agree(w->team, "world create", status);
+    return status;
+}
+
+/* What the world's own calls run on. */
+static cof_status open_here(cof_world *w, const cof_world_options *o)
+{
+    if (!w->ops->device)
+        return cofi_world_stream_open(w, w->n_threads, true, "cofuse-now", &w->stream);
+    COF_TRY(w->ops->device->open(w, o));
+    return cofi_team_take_abort_word(w->team);
+}
+
+static cof_status join(cof_world *w, const cof_world_options *o)
+{
+    COF_TRY(allocate_tables(w));
+    COF_TRY(cofi_bootstrap(w, cofi_deadline(w->init_timeout)));
+    COF_TRY(check_engine_fits(w));
+    agree_capabilities(w);
+    COF_TRY(make_world_team(w));
+    cof_status status = open_here(w, o);
+    w->is_made = true;
+    COF_TRY(cofi_team_agree(w->team, "world create", status));
+    return w->ops->device ? w->ops->device->join(w) : COF_OK;
 }
 
 /* All that can fail before this rank meets the others. */
 static cof_status prepare(const cof_world_options *o, cof_world **out)
 {
-    COF_TRY(cofi_gemm_init());
     cof_world *w = *out = calloc(1, sizeof *w);
     COF_FAIL_IF(!w, COF_ERR_NOMEM, "world: no memory");
     pthread_mutex_init(&w->lock, NULL);
@@ -258,16 +290,17 @@ cof_status cof_world_create(const cof_world_options *options, cof_world **world_
         status = prepare(&o, &w);
     status = meet(&o, w, status);
     if (status == COF_OK)
-        status = join(w);
+        status = join(w, &o);
     if (status != COF_OK) {
         char text[COFI_ERROR_TEXT_BYTES];
         memcpy(text, cof_last_error(), sizeof text);
         cof_world_destroy(w);
         return cofi_fail_text(status, text);
     }
-    cofi_log(COFI_LOG_PROCESS, "rank %d of %d, engine %s, %d threads%s, %s, gemm %s", w->rank,
-             w->n_ranks, w->ops->name, w->n_threads, pins_threads(w) ? " pinned" : "",
-             cofi_isa_name(cofi_isa()), cofi_gemm_name());
+    if (!w->ops->device)
+        cofi_log(COFI_LOG_PROCESS, "rank %d of %d, engine %s, %d threads%s, %s, gemm %s", w->rank,
+                 w->n_ranks, w->ops->name, w->n_threads, pins_threads(w) ? " pinned" : "",
+                 cofi_isa_name(cofi_isa()), cofi_gemm_name());
     *world_out = w;
     return COF_OK;
 }
@@ -288,12 +321,13 @@ void cof_world_destroy(cof_world *w)
 {
     if (!w)
         return;
-    bool is_made = w->stream != NULL;
     atomic_store(&w->is_destroyed, true);
     cofi_cpu_stream_close(w->stream);
     cof_team_destroy(w->team);
+    if (w->device)
+        w->ops->device->close(w); /* and the thread that looks at the sockets, before they go */
     if (cofi_process_is_this(&w->made_by)) /* else they are closed, and their numbers used again */
-        close_sockets(w, is_made);
+        close_sockets(w, w->is_made);
     cofi_world_release(w);
 }
 

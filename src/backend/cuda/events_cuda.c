@@ -1,0 +1,100 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+/* Events without anything to destroy: each device has a ring of them, used in turn. A ticket names
+ * device and turn, so that one whose event has been recorded again since is found out. */
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "backend/cuda/device_cuda.h"
+#include "core/process.h"
+
+#define N_EVENTS 1024
+#define TURN_BITS 48
+
+struct ring {
+    cudaEvent_t event[N_EVENTS]; /* made when its turn comes first */
+    uint64_t turn[N_EVENTS];     /* the last one that was recorded; 0: none */
+    uint64_t last;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct ring *rings[COFI_CUDA_MAX_DEVICES];
+static struct cofi_process made_by; /* of the first ring; a child of fork may find the lock held */
+static _Atomic int is_made;
+
+static cof_status check_process(void)
+{
+    return is_made ? cofi_process_check(&made_by, "stream") : COF_OK;
+}
+
+/* Under the lock. */
+static cof_status ring_of(int device, struct ring **out)
+{
+    if (!is_made) {
+        COF_TRY(cofi_process_this(&made_by));
+        is_made = 1;
+    }
+    if (!rings[device])
+        rings[device] = calloc(1, sizeof *rings[device]);
+    *out = rings[device];
+    COF_FAIL_IF(!*out, COF_ERR_NOMEM, "event: no memory");
+    return COF_OK;
+}
+
+/* Under the lock, in the device's context. */
+static cof_status record(int device, cudaStream_t stream, uint64_t *ticket_out)
+{
+    struct ring *ring;
+    COF_TRY(ring_of(device, &ring));
+    uint64_t turn = ring->last + 1;
+    size_t i = turn % N_EVENTS;
+    if (!ring->event[i])
+        COF_CUDA(cudaEventCreateWithFlags(&ring->event[i], cudaEventDisableTiming));
+    ring->last = turn;
+    ring->turn[i] = 0;
+    COF_CUDA(cudaEventRecord(ring->event[i], stream));
+    ring->turn[i] = turn;
+    *ticket_out = (uint64_t)device << TURN_BITS | turn;
+    return COF_OK;
+}
+
+cof_status cofi_cuda_event_record(void *stream, uint64_t *ticket_out)
+{
+    struct cofi_cuda_scope scope;
+    int device;
+    COF_TRY(check_process());
+    COF_TRY(cofi_cuda_enter_stream(stream, &scope, &device));
+    pthread_mutex_lock(&lock);
+    cof_status status = record(device, stream, ticket_out);
+    pthread_mutex_unlock(&lock);
+    cofi_cuda_leave(&scope);
+    return status;
+}
+
+/* Under the lock: no other thread records the event again before the stream has it. */
+static cof_status wait(cudaStream_t stream, uint64_t ticket)
+{
+    uint64_t device = ticket >> TURN_BITS, turn = ticket & ((UINT64_C(1) << TURN_BITS) - 1);
+    const struct ring *ring = device < COFI_CUDA_MAX_DEVICES ? rings[device] : NULL;
+    COF_FAIL_IF(!ring || turn == 0 || turn > ring->last, COF_ERR_INVALID,
+                "event: sequence %llu is of no event that was recorded",
+                (unsigned long long)ticket);
+    COF_FAIL_IF(ring->turn[turn % N_EVENTS] != turn, COF_ERR_INVALID,
+                "event: sequence %llu was overwritten: wanted one of the last %d events recorded "
+                "on its device", (unsigned long long)ticket, N_EVENTS);
+    COF_CUDA(cudaStreamWaitEvent(stream, ring->event[turn % N_EVENTS], 0));
+    return COF_OK;
+}
+
+cof_status cofi_cuda_event_wait(void *stream, uint64_t ticket)
+{
+    struct cofi_cuda_scope scope;
+    int device;
+    COF_TRY(check_process());
+    COF_TRY(cofi_cuda_enter_stream(stream, &scope, &device));
+    pthread_mutex_lock(&lock);
+    cof_status status = wait(stream, ticket);
+    pthread_mutex_unlock(&lock);
+    cofi_cuda_leave(&scope);
+    return status;
+}

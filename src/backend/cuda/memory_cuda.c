@@ -1,0 +1,190 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE
+#include "backend/cuda/memory_cuda.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include "backend/cuda/driver_cuda.h"
+
+/* cudaMalloc packs smaller blocks together, and a handle of one gives others away. */
+#define IPC_ALIGN ((size_t)2 << 20)
+
+/* ---- the process ---------------------------------------------------------------------------- */
+
+static uint64_t process_number;
+
+static void choose_number(void)
+{
+    if (getrandom(&process_number, sizeof process_number, 0) != (ssize_t)sizeof process_number)
+        process_number = (uint64_t)getpid();
+    process_number |= 1;
+}
+
+uint64_t cofi_cuda_process(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, choose_number);
+    return process_number;
+}
+
+/* ---- making --------------------------------------------------------------------------------- */
+
+static size_t round_up(size_t bytes, size_t to)
+{
+    return (bytes + to - 1) / to * to;
+}
+
+static cof_status check_room(size_t bytes)
+{
+    size_t room = 0, total = 0;
+    COF_CUDA(cudaMemGetInfo(&room, &total));
+    COF_FAIL_IF(bytes > room, COF_ERR_NOMEM,
+                "%zu bytes of device memory wanted, %zu of %zu are free", bytes, room, total);
+    return COF_OK;
+}
+
+/* Of memory that another device holds, too: only this one's kernels get at it here. */
+static cof_status map_handle(int device, CUmemGenericAllocationHandle handle,
+                             struct cofi_cuda_block *b)
+{
+    const struct cofi_driver *d = cofi_driver();
+    CUdeviceptr at = 0;
+    COF_DRIVER(d->reserve(&at, b->bytes, 0, 0, 0));
+    b->base = (char *)(uintptr_t)at;
+    COF_DRIVER(d->map(at, b->bytes, 0, handle, 0));
+    b->is_mapped = true;
+    CUmemAccessDesc access = {.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    access.location.id = device;
+    COF_DRIVER(d->set_access(at, b->bytes, &access, 1));
+    return COF_OK;
+}
+
+static cof_status make_vmm(int device, size_t bytes, struct cofi_cuda_block *b)
+{
+    const struct cofi_driver *d = cofi_driver();
+    CUmemAllocationProp prop = {
+        .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+        .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR};
+    prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    prop.location.id = device;
+    size_t granularity = 0;
+    COF_DRIVER(d->granularity(&granularity, &prop, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED));
+    b->bytes = round_up(bytes, granularity);
+    COF_TRY(check_room(b->bytes));
+    CUmemGenericAllocationHandle handle = 0;
+    CUresult error = d->create(&handle, b->bytes, &prop, 0);
+    COF_FAIL_IF(error == CUDA_ERROR_OUT_OF_MEMORY, COF_ERR_NOMEM,
+                "%zu bytes of device memory wanted: the driver refused them", b->bytes);
+    COF_DRIVER(error);
+    b->handle = handle;
+    return map_handle(device, handle, b);
+}
+
+static cof_status make_ipc(size_t bytes, struct cofi_cuda_block *b)
+{
+    void *at = NULL;
+    b->bytes = round_up(bytes, IPC_ALIGN);
+    COF_TRY(check_room(b->bytes));
+    COF_CUDA(cudaMalloc(&at, b->bytes));
+    b->base = at;
+    return COF_OK;
+}
+
+cof_status cofi_cuda_block_make(int device, bool is_vmm, size_t bytes, struct cofi_cuda_block *b)
+{
+    *b = (struct cofi_cuda_block){.is_vmm = is_vmm};
+    bytes = bytes ? bytes : 1;
+    cof_status status = is_vmm ? make_vmm(device, bytes, b) : make_ipc(bytes, b);
+    if (status != COF_OK)
+        cofi_cuda_block_close(b);
+    return status;
+}
+
+void cofi_cuda_block_close(struct cofi_cuda_block *b)
+{
+    const struct cofi_driver *d = cofi_driver();
+    CUdeviceptr at = (CUdeviceptr)(uintptr_t)b->base;
+    if (b->is_vmm) {
+        if (b->is_mapped)
+            d->unmap(at, b->bytes);
+        if (b->base)
+            d->unreserve(at, b->bytes);
+        if (b->handle)
+            d->release(b->handle);
+    } else if (b->base && !b->is_borrowed) {
+        if ((b->is_opened ? cudaIpcCloseMemHandle(b->base) : cudaFree(b->base)) != cudaSuccess)
+            cudaGetLastError(); /* of an earlier kernel: nothing more can be done here */
+    }
+    *b = (struct cofi_cuda_block){0};
+}
+
+/* ---- handing over --------------------------------------------------------------------------- */
+
+cof_status cofi_cuda_block_export(const struct cofi_cuda_block *b, int device,
+                                  struct cofi_cuda_handle *h, int *fd_out)
+{
+    *fd_out = -1;
+    *h = (struct cofi_cuda_handle){.process = cofi_cuda_process(), .bytes = b->bytes,
+                                   .pointer = (uintptr_t)b->base, .device = device};
+    if (!b->is_vmm) {
+        COF_CUDA(cudaIpcGetMemHandle(&h->ipc, b->base));
+        return COF_OK;
+    }
+    COF_DRIVER(cofi_driver()->export_handle(fd_out, b->handle,
+                                            CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+    fcntl(*fd_out, F_SETFD, FD_CLOEXEC);
+    return COF_OK;
+}
+
+static cof_status import_vmm(int device, int fd, struct cofi_cuda_block *b)
+{
+    const struct cofi_driver *d = cofi_driver();
+    CUmemGenericAllocationHandle handle = 0;
+    COF_DRIVER(d->import_handle(&handle, (void *)(intptr_t)fd,
+                                CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+    cof_status status = map_handle(device, handle, b);
+    d->release(handle); /* the mapping holds the memory */
+    return status;
+}
+
+/* A process cannot open a handle of its own, and need not: addresses are the same on all its
+ * devices. */
+static cof_status borrow(int device, const struct cofi_cuda_handle *h, struct cofi_cuda_block *b)
+{
+    if (h->device != device) {
+        cudaError_t error = cudaDeviceEnablePeerAccess(h->device, 0);
+        if (error == cudaErrorPeerAccessAlreadyEnabled)
+            cudaGetLastError();
+        else
+            COF_CUDA(error);
+    }
+    b->is_borrowed = true;
+    b->base = (char *)(uintptr_t)h->pointer;
+    return COF_OK;
+}
+
+static cof_status import_ipc(const struct cofi_cuda_handle *h, struct cofi_cuda_block *b)
+{
+    void *at = NULL;
+    COF_CUDA(cudaIpcOpenMemHandle(&at, h->ipc, cudaIpcMemLazyEnablePeerAccess));
+    b->is_opened = true;
+    b->base = at;
+    return COF_OK;
+}
+
+cof_status cofi_cuda_block_import(int device, bool is_vmm, const struct cofi_cuda_handle *h, int fd,
+                                  struct cofi_cuda_block *b)
+{
+    *b = (struct cofi_cuda_block){.is_vmm = is_vmm, .bytes = h->bytes};
+    cof_status status = is_vmm                                ? import_vmm(device, fd, b)
+                        : h->process == cofi_cuda_process() ? borrow(device, h, b)
+                                                              : import_ipc(h, b);
+    if (status != COF_OK)
+        cofi_cuda_block_close(b);
+    return status;
+}
