@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: The Cofuse authors
 # SPDX-License-Identifier: Apache-2.0
 #
-# bench/run_gpu.sh [--json FILE] [--ranks LIST] [PATTERN...]: what `make bench-gpu` runs: the cases
+# bench/bench_gpu.sh [--json FILE] [--ranks LIST] [PATTERN...]: what `make bench-gpu` runs: the cases
 # of CUDA devices, each on the numbers of ranks that tell something about it. PATTERN and --ranks
 # choose others: the variants of `build/cofuse bench --device cuda --list`. Further options go to
 # `cofuse bench` (--processes 5, --engine thread, ...).
