@@ -33,7 +33,7 @@ bench: all
 	@build/cofuse bench --json build/bench.json
 
 bench-gpu: all
-	@bench/run_gpu.sh --json build/bench-gpu.json
+	@bench/bench_gpu.sh --json build/bench-gpu.json
 
 asan ubsan tsan: setup-test
 	@tests/run_tests.sh $@

@@ -26,19 +26,35 @@ static void uuid_text(const cudaUUID_t *uuid, bool is_mig, char text[COFI_DEVICE
                       (unsigned char)uuid->bytes[i]);
 }
 
-/* The runtime has no names for these attributes; the driver is asked, where it is there. */
+/* What the runtime has no call for is asked of the driver, where it is there. */
+static void *driver_entry(const char *name)
+{
+    enum cudaDriverEntryPointQueryResult found;
+    void *fn = NULL;
+    cudaError_t error = cudaGetDriverEntryPointByVersion(name, &fn, 12000, cudaEnableDefault,
+                                                         &found);
+    return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? fn : NULL;
+}
+
+/* CUDA's numbers of devices are the driver's: the same list, in the same order. */
 static bool has_attribute(int device, CUdevice_attribute attribute)
 {
     typedef CUresult (*get_attribute_fn)(int *, CUdevice_attribute, CUdevice);
-    enum cudaDriverEntryPointQueryResult found;
-    void *fn = NULL;
+    get_attribute_fn get_attribute = (get_attribute_fn)driver_entry("cuDeviceGetAttribute");
     int value = 0;
-    if (cudaGetDriverEntryPointByVersion("cuDeviceGetAttribute", &fn, 12000, cudaEnableDefault,
-                                         &found) != cudaSuccess ||
-        found != cudaDriverEntryPointSuccess)
-        return false;
-    /* CUDA's numbers of devices are the driver's: the same list, in the same order */
-    return ((get_attribute_fn)fn)(&value, attribute, device) == CUDA_SUCCESS && value;
+    return get_attribute && get_attribute(&value, attribute, device) == CUDA_SUCCESS && value;
+}
+
+/* Of a MIG instance its own, which the device's properties do not have. */
+static void read_uuid(int device, const struct cudaDeviceProp *prop,
+                      char text[COFI_DEVICE_UUID_BYTES])
+{
+    typedef CUresult (*get_uuid_fn)(CUuuid *, CUdevice);
+    get_uuid_fn get_uuid = (get_uuid_fn)driver_entry("cuDeviceGetUuid");
+    CUuuid uuid;
+    if (!get_uuid || get_uuid(&uuid, device) != CUDA_SUCCESS)
+        uuid = prop->uuid;
+    uuid_text(&uuid, strstr(prop->name, " MIG ") != NULL, text);
 }
 
 static void look_inside(int idx, struct cofi_device *d)
@@ -62,7 +78,7 @@ static void read_device(int idx, int n, struct cofi_device *d)
     }
     snprintf(d->name, sizeof d->name, "%s", prop.name);
     d->is_mig = strstr(prop.name, " MIG ") != NULL;
-    uuid_text(&prop.uuid, d->is_mig, d->uuid);
+    read_uuid(idx, &prop, d->uuid);
     d->n_sms = prop.multiProcessorCount;
     d->major = prop.major;
     d->minor = prop.minor;
@@ -112,7 +128,7 @@ void cofi_device_of_world(const cof_world *world, char uuid[COFI_DEVICE_UUID_BYT
     struct cudaDeviceProp prop;
     uuid[0] = 0;
     if (world->device && cudaGetDeviceProperties(&prop, world->device->device) == cudaSuccess)
-        uuid_text(&prop.uuid, strstr(prop.name, " MIG ") != NULL, uuid);
+        read_uuid(world->device->device, &prop, uuid);
 }
 
 #else

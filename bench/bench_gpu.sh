@@ -2,14 +2,14 @@
 # SPDX-FileCopyrightText: The Cofuse authors
 # SPDX-License-Identifier: Apache-2.0
 #
-# bench/run_gpu.sh [--json FILE] [--ranks LIST] [PATTERN...]: what `make bench-gpu` runs: the cases
+# bench/bench_gpu.sh [--json FILE] [--ranks LIST] [PATTERN...]: what `make bench-gpu` runs: the cases
 # of CUDA devices, each on the numbers of ranks that tell something about it. PATTERN and --ranks
 # choose others: the variants of `build/cofuse bench --device cuda --list`. Further options go to
 # `cofuse bench` (--processes 5, --engine thread, ...).
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
 
-options=(--processes 3 --repeat 30 --seconds 0.3)
+options=(--processes 2 --repeat 30 --seconds 0.3)
 ranks=1,2,4 patterns=()
 while [ $# -gt 0 ]; do
     case $1 in
@@ -21,7 +21,7 @@ while [ $# -gt 0 ]; do
         options+=("$1")
         shift
         ;;
-    --tiny)
+    --tiny | --list)
         options+=("$1")
         shift
         ;;
@@ -40,7 +40,7 @@ done
 # sharing a device costs: by one size. Signals in all numbers.
 if [ ${#patterns[@]} -eq 0 ]; then
     patterns=('form=get *ranks=2 ' 'form=put *ranks=2 ' 'form=put by=call bytes=67108864 ranks='
-        'form=get by=call bytes=67108864 ranks=' 'form=round *ranks=' 'form=signal *ranks=1 '
+        'form=get by=call bytes=67108864 ranks=' 'form=round *ranks=2 ' 'form=round *ranks=4 '
         'form=signal *ranks=2 ' 'form=empty *ranks=1 ')
 fi
 
