@@ -3,7 +3,8 @@
 #
 # Thin: CMake builds (CMakePresets.json), scripts test. `make help` lists the targets.
 
-.PHONY: all setup setup-test demo test check bench asan ubsan tsan install clean help
+.PHONY: all setup setup-test demo test test-gpu check bench bench-gpu asan ubsan tsan install clean
+.PHONY: help
 .NOTPARALLEL:
 PREFIX ?= /usr/local
 
@@ -22,11 +23,17 @@ demo: all
 test: setup-test all
 	@tests/run_tests.sh
 
+test-gpu: all
+	@tests/run_gpu.sh --json build/test-gpu.json
+
 check: all
 	@build/cofuse check --ranks 1,2,3,4
 
 bench: all
 	@build/cofuse bench --json build/bench.json
+
+bench-gpu: all
+	@bench/bench_gpu.sh --json build/bench-gpu.json
 
 asan ubsan tsan: setup-test
 	@tests/run_tests.sh $@
@@ -41,8 +48,10 @@ help:
 	@echo "make          build/libcofuse.so and build/cofuse, after installing what is missing"
 	@echo "make demo     attention over several ranks on sample tensors, beside the reference"
 	@echo "make test     every test"
+	@echo "make test-gpu what needs CUDA devices, on one and on all; build/test-gpu.json"
 	@echo "make check    every kernel against its reference"
 	@echo "make bench    times the same calls; build/bench.json"
+	@echo "make bench-gpu  the same on CUDA devices; build/bench-gpu.json"
 	@echo "make asan     unit tests and a short check under AddressSanitizer; also: ubsan, tsan"
 	@echo "make install  into PREFIX ($(PREFIX))"
 	@echo "make clean    removes build/"

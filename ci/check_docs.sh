@@ -2,8 +2,8 @@
 # SPDX-FileCopyrightText: The Cofuse authors
 # SPDX-License-Identifier: Apache-2.0
 #
-# Pages say what the code does: the table of variables, that of measurements, links, the README's
-# program, and a comment on every public function. --update writes the two tables first.
+# Pages say what the code does: the table of variables, those of measurements, links, the README's
+# program, and a comment on every public function. --update writes the tables first.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
 failed=0
@@ -12,43 +12,51 @@ fail() {
     failed=1
 }
 
-# The tables of docs/performance.md, from the stored results.
-measurements() {
-    local file
+# The tables of a page, from the stored results of `cofuse bench`: docs/performance.md has those of
+# the CPU, docs/cuda.md those of devices. Other documents lie beside them.
+results_of() { # cpu|cuda
+    local file is_cuda
     for file in bench/results/*.json; do
-        echo
-        if [ ! -e "$file" ]; then
-            echo "No run is stored yet."
-            continue
-        fi
-        echo "From \`$file\`:"
-        echo
+        grep -q '"settings": {' "$file" 2>/dev/null || continue
+        is_cuda=$(grep -c '"device": "cuda"' "$file")
+        [[ $1:$is_cuda =~ ^(cpu:0|cuda:[1-9].*)$ ]] && echo "$file"
+    done
+}
+measurements() { # cpu|cuda
+    local file files
+    mapfile -t files < <(results_of "$1")
+    [ ${#files[@]} -gt 0 ] || printf '\nNo run is stored yet.\n'
+    for file in "${files[@]}"; do
+        printf '\n%s\n\n' "From \`$file\`:"
         build/cofuse bench --from "$file" --markdown || echo "$file cannot be read"
     done
     echo
 }
 readonly TABLES_BEGIN='<!-- tables: begin -->' TABLES_END='<!-- tables: end -->'
-performance_page() { # the page with its tables made anew
-    awk -v begin="$TABLES_BEGIN" -v end="$TABLES_END" -v tables="$1" '
+with_tables() { # PAGE TABLES: the page with its tables made anew
+    awk -v begin="$TABLES_BEGIN" -v end="$TABLES_END" -v tables="$2" '
         $0 == end { on = 0 }
         !on { print }
         $0 == begin { on = 1; while ((getline line <tables) > 0) print line }
-    ' docs/performance.md
+    ' "$1"
 }
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-measurements >"$scratch/tables"
-performance_page "$scratch/tables" >"$scratch/performance.md"
-if [ "${1:-}" = --update ]; then
-    cp "$scratch/performance.md" docs/performance.md
-    build/cofuse info --env-markdown >docs/environment.md
-fi
-for line in "$TABLES_BEGIN" "$TABLES_END"; do
-    grep -qFx -e "$line" docs/performance.md || fail "docs/performance.md: wanted the line $line"
-done
-difference=$(diff docs/performance.md "$scratch/performance.md") ||
-    fail "docs/performance.md is not in step with bench/results (ci/check_docs.sh --update):
+check_page() { # PAGE cpu|cuda UPDATE
+    local made=$scratch/$2.md line difference
+    measurements "$2" >"$scratch/tables"
+    with_tables "$1" "$scratch/tables" >"$made"
+    [ "$3" != --update ] || cp "$made" "$1"
+    for line in "$TABLES_BEGIN" "$TABLES_END"; do
+        grep -qFx -e "$line" "$1" || fail "$1: wanted the line $line"
+    done
+    difference=$(diff "$1" "$made") ||
+        fail "$1 is not in step with bench/results (ci/check_docs.sh --update):
 $difference"
+}
+check_page docs/performance.md cpu "${1:-}"
+check_page docs/cuda.md cuda "${1:-}"
+[ "${1:-}" != --update ] || build/cofuse info --env-markdown >docs/environment.md
 
 # docs/environment.md is printed by the program.
 difference=$(diff docs/environment.md <(build/cofuse info --env-markdown)) ||

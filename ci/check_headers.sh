@@ -2,8 +2,9 @@
 # SPDX-FileCopyrightText: The Cofuse authors
 # SPDX-License-Identifier: Apache-2.0
 #
-# Every public header compiles alone, as C11 and as C++17; every source file compiles without a
-# warning under clang too, where clang is installed.
+# Every public header compiles alone, as C11 and as C++17, and so do the headers of src/device, in
+# C++ for the host too; every source file compiles without a warning under clang too, where clang is
+# installed.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
 failed=0
@@ -24,6 +25,13 @@ for header in include/cofuse/*.h; do
         alone clang c c11 "$header"
         alone clang c++ c++17 "$header"
     fi
+done
+
+for header in src/device/*.h; do
+    g++ -x c++ -std=c++17 -Wall -Wextra -Werror -fsyntax-only -Isrc -Iinclude "$header" || {
+        echo "$header under g++ for the host"
+        failed=1
+    }
 done
 
 # The build's own commands, with clang in gcc's place.

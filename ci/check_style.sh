@@ -23,7 +23,7 @@ for file in "${listed[@]}"; do
     esac
     text+=("$file")
     case $file in
-    *.c | *.h | *.cu | *.cuh | *.inc) code+=("$file") source+=("$file") ;;
+    *.c | *.cc | *.h | *.cu | *.cuh | *.inc) code+=("$file") source+=("$file") ;;
     *.sh | .ci/run) scripts+=("$file") source+=("$file") ;;
     *.py | *.cmake | *.map | *.in | CMakeLists.txt | Makefile) source+=("$file") ;;
     esac
@@ -72,6 +72,16 @@ found "reserved name (double underscore)" < <(places '\b[cC][oO][fF][iIkK]?__' "
 found "TODO without an issue number, as in TODO(#12)" < <(
     grep -HnE '\b(TODO|FIXME|XXX)\b' -- "${source[@]}" | grep -v '^ci/check_style\.sh:' |
         grep -vE '(TODO|FIXME)\(#[0-9]+\)' | cut -d: -f1,2)
+# What a kernel does to memory that others see has its order in its name: src/device.
+mapfile -t kernels < <(printf '%s\n' "${code[@]}" | grep -E '\.cuh?$')
+if [ ${#kernels[@]} -gt 0 ]; then
+    found "inline PTX, volatile, system-wide fences and atomics are for src/device" < <(
+        places '\b(asm|volatile|__threadfence_system|atomic[A-Za-z]+_system|__nanosleep)\b' \
+            "${kernels[@]}")
+    found "kernels are cofk_*" < <(
+        grep -HnE '__global__' -- "${kernels[@]}" | grep -vE 'cofk_|__launch_bounds__' |
+            cut -d: -f1,2)
+fi
 found "path of one machine" < <(places '(^|[^A-Za-z0-9_.$}/])/(wor[k]|roo[t]|hom[e])/' "${text[@]}")
 
 for file in "${code[@]}" "${scripts[@]}"; do

@@ -4,7 +4,8 @@
 #
 # ci/check_symbols.sh [--update]: what the libraries export and need.
 #   libcofuse.so        exports exactly ci/symbols.txt (--update rewrites it), needs libc and libm
-#   libcofuse_static.a  has global symbols that begin with cof_ or cofi_ only
+#   libcofuse_static.a  has global symbols that begin with cof_ or cofi_ only, and where there is
+#                       CUDA its kernels, cofk_*, hidden like all the rest
 # and no fault of the negative controls is in the release build.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
@@ -32,8 +33,13 @@ declared=$(sed -nE 's/^COF_API .*\b(cof_[a-z0-9_]+)\(.*/\1/p' include/cofuse/*.h
 missing=$(comm -23 <(printf '%s\n' "$declared") <(printf '%s\n' "$exported"))
 [ -z "$missing" ] || fail "declared, not exported: $missing"
 
+# nvcc names what launches a kernel after it.
 other=$(nm -g --defined-only "$static" 2>/dev/null | awk 'NF == 3 { print $3 }' |
-    grep -vE '^cofi?_' | sort -u) && fail "global in $static, neither cof_ nor cofi_: $other"
+    grep -vE '^cof[ik]?_|^_Z[A-Za-z0-9_]*cofk_' | sort -u) &&
+    fail "global in $static, none of cof_, cofi_, cofk_: $other"
+visible=$(readelf -sW "$static" 2>/dev/null |
+    awk '$8 ~ /cofk_/ && $5 == "GLOBAL" && $6 == "DEFAULT" && $7 != "UND" { print $8 }' | sort -u)
+[ -z "$visible" ] || fail "kernels in $static that are not hidden: $visible"
 
 needed=$(readelf -dW "$shared" | sed -nE 's/.*\(NEEDED\).*\[(.*)\]/\1/p')
 while read -r library; do
@@ -50,7 +56,7 @@ readelf -lW "$shared" | grep -q 'GNU_STACK.*RWE' && fail "$shared wants an execu
 
 # Unstripped, so that this sees names too; a copy, so that grep -q may stop reading early.
 for file in "$shared" "$static"; do
-    if strings -a "$file" | grep -E 'COFI_FAULT|COFUSE_FAULT|cofi_fault' >/dev/null; then
+    if strings -a "$file" | grep -E 'COFI_FAULT_|COFUSE_FAULT|cofi_faults?_' >/dev/null; then
         fail "$file holds a fault of the negative controls"
     fi
 done

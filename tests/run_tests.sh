@@ -142,9 +142,9 @@ for script in style headers symbols dependencies docs install; do
     run "ci/$script" 300 "ci/check_$script.sh"
 done
 
-for source in tests/unit_*.c; do
+for source in tests/unit_*.c tests/unit_*.cc; do
     [ -f "$source" ] || continue
-    name=$(basename "$source" .c)
+    name=$(basename "${source%.*}")
     run "unit/${name#unit_}" 240 "build/tests/$name"
     # Tests of transfers, in the form for peers that are not mapped too.
     [[ $name =~ ^unit_(arena|attention_failure|attention_shared|grad_return|lifetime)$ ]] &&
@@ -180,9 +180,9 @@ one_thread+='|layout|memory|npy|pin|safetensors|vec'
 for preset in "${presets[@]}"; do
     built "$preset" || continue
     [ "$preset" != fault ] || continue
-    for source in tests/unit_*.c; do
+    for source in tests/unit_*.c tests/unit_*.cc; do
         [ -f "$source" ] || continue
-        name=$(basename "$source" .c)
+        name=$(basename "${source%.*}")
         # ThreadSanitizer is slow, and has nothing to find in tests of one thread.
         [[ $preset:$name =~ ^tsan:unit_($one_thread)$ ]] && continue
         # AddressSanitizer's allocator has locks that a child of fork may find held; the tiles of

@@ -35,10 +35,11 @@ expect "each variant is listed once" 0 'ranks=3' \
     bash -c "'$cofuse' bench --tiny --ranks 1,3 --staged both --list | tee '$scratch/list'
              [ -z \"\$(sort '$scratch/list' | uniq -d)\" ]"
 
-# Each variant of the list has a result for each of its calls: grad_return has one, attention two.
+# Each variant of the list has a result for each of its calls: attention two, grad_return one,
+# runtime two, but large transfers one.
 "$cofuse" bench --tiny --ranks 1,2 --list >"$scratch/list"
-n_wanted=$((2 * $(wc -l <"$scratch/list") -
-            $(grep -cE 'direction=forward|^grad_return ' "$scratch/list")))
+one_call='direction=forward|^grad_return |^runtime .*bytes=[0-9]{5}'
+n_wanted=$((2 * $(wc -l <"$scratch/list") - $(grep -cE "$one_call" "$scratch/list")))
 n_results=$(grep -c '"key":' "$json")
 expect "$n_wanted results" 0 '' test "$n_results" -eq "$n_wanted"
 
@@ -77,7 +78,7 @@ expect "a text for a number" 2 '"median_s" is missing or wrong' \
 head -c 500 "$json" >"$scratch/cut.json"
 expect "half a document" 2 'cut.json:[0-9]+: ' "$cofuse" bench --from "$scratch/cut.json"
 for option in --ranks=0 --pin=maybe --cache=hot --staged=1 --processes=0 --processes=101 \
-    --repeat=0 --warmup=-1 --seconds=-1 --threads=257 --engine=gpu --band=-1; do
+    --repeat=0 --warmup=-1 --seconds=-1 --threads=257 --engine=gpu --band=-1 --device=tpu; do
     expect "$option" 2 "option ${option%%=*} = \"${option#*=}\": wanted " \
         "$cofuse" bench "$option"
 done
@@ -118,6 +119,10 @@ shape 'attention S=3 H=3 Dqk=8 schedule=fast' 'wanted one of default\|ring\|gath
 shape 'grad_return S=3 Dk=8' 'Hkv is missing'
 shape 'grad_return S=3 Hkv=1 Dk=8 H=1' 'word "H=1": wanted one of'
 shape 'grad_return S=3 Hkv=1 Dk=8 writers=table' 'wanted one of all\|causal'
+shape 'runtime count=3' 'form is missing'
+shape 'runtime form=put' 'bytes = 0: wanted with form=put'
+shape 'runtime form=put bytes=8 by=stream' 'by: no such way of this form'
+shape 'runtime form=round by=kernel how=graph' 'wanted eager of rounds within one kernel'
 shape 'attention S=3 H=1 Dqk=8 wire=f16' 'wire = "f16": wanted'
 shape 'grad_return S=3 Hkv=1 Dk=8 dtype=f32 partial=bf16' 'partial = "bf16": wanted'
 
@@ -142,6 +147,14 @@ done
 echo 'attention S=8 H=1 Dqk=600' >"$scratch/shapes"
 expect "what the plan refuses" 2 'head_dim_qk = 600: wanted' \
     "$cofuse" bench --shapes "$scratch/shapes" --ranks 2
+
+echo 'runtime form=put bytes=64 how=graph' >"$scratch/shapes"
+expect "what only devices do" 4 'wanted by=call how=eager busy=0 on the CPU' \
+    "$cofuse" bench --shapes "$scratch/shapes" --ranks 2
+expect "operators without a form on devices" 2 'wanted an operator with a bench on CUDA devices' \
+    "$cofuse" bench --shapes <(echo 'attention S=8 H=1 Dqk=8') --device cuda --list
+expect "cases of devices" 0 '^runtime form=round by=stream how=graph ranks=2 engine=cuda ' \
+    "$cofuse" bench --device cuda --ranks 2 --list
 
 # 256 x 10000 times do not fit the address space: a failure that is told, in the document too.
 expect "no shared memory" 3 '^FAIL grad_return .* no [0-9]+ bytes of shared memory' \

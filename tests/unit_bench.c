@@ -5,7 +5,7 @@
 
 #include "test.h"
 
-extern const struct cofi_op cofi_op_attention, cofi_op_grad_return;
+extern const struct cofi_op cofi_op_attention, cofi_op_grad_return, cofi_op_runtime;
 #include "tools/bench_harness.h"
 #include "tools/job.h"
 
@@ -190,8 +190,32 @@ static void test_types(void)
     }
 }
 
+/* Each rank sends to the next one, or rank 0 alone; large transfers have no enqueuing to time. */
+static void test_size_runtime(void)
+{
+    struct cofi_bench_size size;
+    const struct cofi_op_bench *bench = cofi_op_runtime.bench;
+    CHECK_OK(bench->size("runtime form=put bytes=65536", 3, &size));
+    CHECK(size.n_flows == 3 && size.wire_bytes[0] == 3 * 65536.0, "%d %g", size.n_flows,
+          size.wire_bytes[0]);
+    CHECK(size.n_directions == 2 && size.wire_bytes[1] == 0, "%d %g", size.n_directions,
+          size.wire_bytes[1]);
+    CHECK_OK(bench->size("runtime form=get by=engine ways=one bytes=65537", 3, &size));
+    CHECK(size.n_flows == 1 && size.wire_bytes[0] == 65537, "%d %g", size.n_flows,
+          size.wire_bytes[0]);
+    CHECK(size.n_directions == 1, "%d", size.n_directions);
+    CHECK_OK(bench->size("runtime form=round by=stream how=graph count=7", 2, &size));
+    CHECK(size.n_flows == 0 && size.wire_bytes[0] == 0 && size.n_directions == 2, "%d %d",
+          size.n_flows, size.n_directions);
+    CHECK_FAILS(bench->size("runtime form=round bytes=8", 2, &size), COF_ERR_INVALID, "bytes = 8");
+    CHECK_FAILS(bench->size("runtime form=empty", 2, &size), COF_ERR_INVALID, "kernel of empty");
+    CHECK_FAILS(bench->size("runtime form=signal count=10001", 2, &size), COF_ERR_INVALID,
+                "count = 10001");
+}
+
 int main(void)
 {
+    test_size_runtime();
     test_quantiles();
     test_result();
     test_band();

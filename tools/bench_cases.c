@@ -40,8 +40,8 @@ static void make_key(const struct cofi_bench_options *o, struct cofi_bench_varia
     if (o->n_threads)
         snprintf(threads, sizeof threads, "%lld", (long long)o->n_threads);
     snprintf(v->key, sizeof v->key, "%s ranks=%d engine=%s threads=%s pin=%s cache=%s staged=%s",
-             v->line, v->n_ranks, o->engine == COF_ENGINE_THREAD ? "thread" : "shm", threads,
-             v->unpinned ? "no" : "auto", v->cold ? "cold" : "warm", v->staged ? "yes" : "no");
+             v->line, v->n_ranks, cofi_bench_engine_name(o), threads, v->unpinned ? "no" : "auto",
+             v->cold ? "cold" : "warm", v->staged ? "yes" : "no");
 }
 
 static int add_variant(const struct maker *m, const struct cofi_bench_variant *v)
@@ -86,11 +86,17 @@ static int add_case(const struct maker *m, const struct cofi_op *op, const char 
     return COFI_EXIT_OK;
 }
 
-static const struct cofi_op *find_op(const char *line)
+/* An operator's own cases on the device in hand; NULL: it has none there. */
+static const char *shapes_of(const struct cofi_op *op, const struct cofi_bench_options *o)
+{
+    return !op->bench ? NULL : o->cuda ? op->bench->cuda_shapes : op->bench->shapes;
+}
+
+static const struct cofi_op *find_op(const struct cofi_bench_options *o, const char *line)
 {
     size_t n = strcspn(line, " ");
     for (int i = 0; cofi_ops[i]; i++)
-        if (cofi_ops[i]->bench && strlen(cofi_ops[i]->name) == n &&
+        if (shapes_of(cofi_ops[i], o) && strlen(cofi_ops[i]->name) == n &&
             !strncmp(cofi_ops[i]->name, line, n))
             return cofi_ops[i];
     return NULL;
@@ -132,7 +138,7 @@ static int add_text(struct maker *m, const struct cofi_op *only, const char *tex
         size_t n = strcspn(at, "\n");
         m->line_number++;
         if (normalise(at, n, line)) {
-            const struct cofi_op *op = find_op(line);
+            const struct cofi_op *op = find_op(m->options, line);
             if (strlen(line) == sizeof line - 1)
                 return cofi_cli_error("%s, line %d: wanted at most %zu bytes", m->source,
                                       m->line_number, sizeof line - 2);
@@ -140,8 +146,9 @@ static int add_text(struct maker *m, const struct cofi_op *only, const char *tex
                 return cofi_cli_error("%s, line %d: wanted ASCII, found a byte 0x%02x", m->source,
                                       m->line_number, (unsigned)odd_byte(line));
             if (!op)
-                return cofi_cli_error("%s, line %d: \"%.*s\": wanted an operator with a bench",
-                                      m->source, m->line_number, (int)strcspn(line, " "), line);
+                return cofi_cli_error("%s, line %d: \"%.*s\": wanted an operator with a bench%s",
+                                      m->source, m->line_number, (int)strcspn(line, " "), line,
+                                      m->options->cuda ? " on CUDA devices" : "");
             bool is_tiny = strstr(line, " set=tiny") != NULL;
             int code = only && is_tiny != m->options->tiny ? COFI_EXIT_OK : add_case(m, op, line);
             if (code != COFI_EXIT_OK)
@@ -183,10 +190,12 @@ int cofi_bench_list_make(const struct cofi_bench_options *options, size_t cache_
     int code = COFI_EXIT_OK;
     for (int i = 0; cofi_ops[i] && code == COFI_EXIT_OK; i++) {
         char source[64];
-        snprintf(source, sizeof source, "bench/shapes/%s.txt", cofi_ops[i]->name);
+        const char *shapes = shapes_of(cofi_ops[i], options);
+        snprintf(source, sizeof source, "bench/shapes/%s%s.txt", cofi_ops[i]->name,
+                 options->cuda ? "_cuda" : "");
         m.source = source;
-        if (cofi_ops[i]->bench)
-            code = add_text(&m, cofi_ops[i], cofi_ops[i]->bench->shapes);
+        if (shapes)
+            code = add_text(&m, cofi_ops[i], shapes);
     }
     return code;
 }

@@ -88,6 +88,8 @@ static void compare_machines(const struct cofi_bench_machine *ours,
     say_differs("isa", ours->isa, baseline->isa);
     say_differs("gemm", ours->gemm, baseline->gemm);
     say_differs("kernel", ours->kernel, baseline->kernel);
+    say_differs("gpu", ours->gpu, baseline->gpu);
+    say_differs("gpu_driver", ours->gpu_driver, baseline->gpu_driver);
 }
 
 /* A single job tells nothing of the spread between jobs; how far its median lies above its fastest

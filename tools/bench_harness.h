@@ -10,6 +10,7 @@
 #include <stdatomic.h>
 
 #include "cli.h"
+#include "device_info.h"
 #include "ops/bench.h"
 
 enum { COFI_BENCH_KEY_BYTES = COFI_BENCH_LINE_BYTES + 120, COFI_BENCH_TEXT_BYTES = 512,
@@ -20,13 +21,13 @@ enum cofi_bench_ways { COFI_BENCH_FIRST = 1, COFI_BENCH_SECOND = 2, COFI_BENCH_B
 
 struct cofi_bench_options {
     struct cofi_rank_counts ranks;
-    cof_engine engine;
+    cof_engine engine; /* thread: ranks are threads of one process; shm: processes */
     int64_t n_threads, n_processes, repeat, warmup;
     double seconds;           /* of timed calls per job and direction; 0: no limit */
     double rate_seconds;      /* of each window of the yardstick */
     double band;              /* fraction; < 0: by the spreads */
     int pin, cache, staged;   /* enum cofi_bench_ways: yes, no; warm, cold; no, yes */
-    bool tiny, list, markdown;
+    bool tiny, list, markdown, cuda;
     const char *shapes, *json, *baseline, *from;
     int n_patterns;
     char **patterns;
@@ -62,7 +63,7 @@ struct cofi_bench_job {
     char op[32], line[COFI_BENCH_LINE_BYTES];
     int n_ranks, n_threads, n_sets, n_directions, repeat, warmup;
     cof_engine engine;
-    bool unpinned;
+    bool unpinned, cuda;
     double seconds, rate_seconds, timeout;
     /* from the ranks */
     _Atomic bool finished;
@@ -71,6 +72,7 @@ struct cofi_bench_job {
     int threads;
     bool pinned;
     char describe[COFI_BENCH_TEXT_BYTES];
+    char device[COFI_MAX_RANKS][COFI_DEVICE_UUID_BYTES]; /* by rank; "": the CPU */
     int n_calls[COFI_BENCH_DIRECTIONS];
     double plan_first[COFI_MAX_RANKS], plan_later[COFI_MAX_RANKS]; /* seconds */
     double rate[COFI_BENCH_RATES][COFI_MAX_RANKS]; /* before direction i, and after the last */
@@ -85,7 +87,7 @@ static inline double *cofi_bench_times(struct cofi_bench_job *job, int direction
 
 /* All that the jobs of a variant left. */
 struct cofi_bench_samples {
-    int n_processes, threads;
+    int n_processes, threads, devices;
     bool pinned, failed;
     char describe[COFI_BENCH_TEXT_BYTES], failure[COFI_BENCH_TEXT_BYTES];
     int n_calls[COFI_BENCH_MAX_PROCESSES][COFI_BENCH_DIRECTIONS];
@@ -94,6 +96,9 @@ struct cofi_bench_samples {
     double *calls[COFI_BENCH_DIRECTIONS]; /* seconds of the slowest rank, job by job */
     int64_t n[COFI_BENCH_DIRECTIONS];
 };
+
+/* What results and keys call the way in which ranks share memory. */
+const char *cofi_bench_engine_name(const struct cofi_bench_options *options);
 
 /* Starts the ranks once and adds what they measured. Returns the exit code of the job. */
 int cofi_bench_job_run(const struct cofi_bench_options *options,
@@ -111,6 +116,8 @@ struct cofi_bench_result {
     char line[COFI_BENCH_LINE_BYTES], direction[24], engine[16], cache[8];
     char describe[COFI_BENCH_TEXT_BYTES];
     int ranks, threads, n_sets, n_processes;
+    int devices; /* that the ranks work on: fewer than ranks where some share one; 0: the CPU */
+    int flows;
     int64_t n_calls;
     bool pinned, staged;
     double set_bytes, flops, wire_bytes;
@@ -135,8 +142,10 @@ struct cofi_bench_machine {
     char cpu[128], isa[24], gemm[40], kernel[128];
     int cores; /* that this process may use */
     double memory_bytes, cache_bytes; /* last level of cache */
+    char gpu[128], gpu_driver[24], gpu_runtime[24]; /* "": of a run on the CPU */
+    int gpus;
 };
-void cofi_bench_machine_read(struct cofi_bench_machine *machine_out);
+void cofi_bench_machine_read(bool cuda, struct cofi_bench_machine *machine_out);
 
 /* ---- the report: bench_json.c, bench_table.c, bench_compare.c ---- */
 
@@ -145,7 +154,7 @@ struct cofi_bench_failure {
 };
 
 struct cofi_bench_report {
-    char date[32], version[32], command[1024];
+    char date[32], version[32], command[1024], device[8];
     struct cofi_bench_machine machine;
     int64_t n_processes, repeat, warmup, n_threads;
     double seconds;

@@ -17,6 +17,12 @@ static const double slow_rate = 1e9;       /* flops a second */
 
 /* ---- Start ---- */
 
+const char *cofi_bench_engine_name(const struct cofi_bench_options *o)
+{
+    bool are_threads = o->engine == COF_ENGINE_THREAD;
+    return o->cuda ? are_threads ? "cuda-thread" : "cuda" : are_threads ? "thread" : "shm";
+}
+
 static void fill_job(const struct cofi_bench_options *o, const struct cofi_bench_variant *v,
                      struct cofi_bench_job *job)
 {
@@ -30,6 +36,7 @@ static void fill_job(const struct cofi_bench_options *o, const struct cofi_bench
     job->repeat = (int)o->repeat;
     job->warmup = (int)o->warmup;
     job->engine = o->engine;
+    job->cuda = o->cuda;
     job->unpinned = v->unpinned;
     job->seconds = o->seconds;
     job->rate_seconds = o->rate_seconds;
@@ -60,12 +67,26 @@ static double slowest(const double *values, int n)
     return most;
 }
 
+/* Different ones that the ranks work on; 0: none, but the CPU. */
+static int count_devices(const struct cofi_bench_job *job)
+{
+    int n = 0;
+    for (int rank = 0; rank < job->n_ranks; rank++) {
+        bool is_new = job->device[rank][0] != 0;
+        for (int other = 0; other < rank && is_new; other++)
+            is_new = strcmp(job->device[rank], job->device[other]) != 0;
+        n += is_new;
+    }
+    return n;
+}
+
 static bool take(struct cofi_bench_job *job, struct cofi_bench_samples *s)
 {
     int p = s->n_processes;
     memcpy(s->describe, job->describe, sizeof s->describe);
     s->threads = job->threads;
     s->pinned = job->pinned;
+    s->devices = count_devices(job);
     s->plan_first[p] = slowest(job->plan_first, job->n_ranks);
     s->plan_later[p] = slowest(job->plan_later, job->n_ranks);
     for (int w = 0; w < COFI_BENCH_RATES; w++) {
@@ -105,6 +126,8 @@ int cofi_bench_job_run(const struct cofi_bench_options *options,
     fill_job(options, variant, job);
     setenv("COFUSE_FORCE_STAGED", variant->staged ? "1" : "0", 1); /* the ranks inherit both */
     setenv("COFUSE_PIN", variant->unpinned ? "no" : "auto", 1);
+    if (options->cuda && options->engine == COF_ENGINE_THREAD) /* a queue for each rank's streams */
+        setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
     int code = start(job, fd);
     if (code == COFI_EXIT_OK && !job->finished)
         code = COFI_EXIT_RANK;

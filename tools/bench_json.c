@@ -17,9 +17,12 @@ struct field {
     const char *name;
     enum kind kind;
     size_t offset, bytes;
+    bool is_optional; /* documents of earlier versions do not have it */
 };
 #define FIELD(type, kind, name, member)                                                            \
-    {name, kind, offsetof(struct type, member), sizeof((struct type *)0)->member}
+    {name, kind, offsetof(struct type, member), sizeof((struct type *)0)->member, false}
+#define LATER(type, kind, name, member)                                                            \
+    {name, kind, offsetof(struct type, member), sizeof((struct type *)0)->member, true}
 
 static const struct field result_fields[] = {
     FIELD(cofi_bench_result, TEXT, "key", key),
@@ -46,6 +49,8 @@ static const struct field result_fields[] = {
     FIELD(cofi_bench_result, REAL, "plan_first_s", plan_first),
     FIELD(cofi_bench_result, REAL, "plan_later_s", plan_later),
     FIELD(cofi_bench_result, TEXT, "plan", describe),
+    LATER(cofi_bench_result, INT, "devices", devices),
+    LATER(cofi_bench_result, INT, "flows", flows),
 };
 static const struct field machine_fields[] = {
     FIELD(cofi_bench_machine, TEXT, "cpu", cpu),
@@ -55,6 +60,10 @@ static const struct field machine_fields[] = {
     FIELD(cofi_bench_machine, TEXT, "kernel", kernel),
     FIELD(cofi_bench_machine, REAL, "memory_bytes", memory_bytes),
     FIELD(cofi_bench_machine, REAL, "cache_bytes", cache_bytes),
+    LATER(cofi_bench_machine, TEXT, "gpu", gpu),
+    LATER(cofi_bench_machine, INT, "gpus", gpus),
+    LATER(cofi_bench_machine, TEXT, "gpu_driver", gpu_driver),
+    LATER(cofi_bench_machine, TEXT, "gpu_runtime", gpu_runtime),
 };
 static const struct field head_fields[] = {
     FIELD(cofi_bench_report, TEXT, "date", date),
@@ -67,6 +76,7 @@ static const struct field setting_fields[] = {
     FIELD(cofi_bench_report, INT64, "warmup", warmup),
     FIELD(cofi_bench_report, INT64, "threads", n_threads),
     FIELD(cofi_bench_report, REAL, "seconds", seconds),
+    LATER(cofi_bench_report, TEXT, "device", device),
 };
 static const struct field failure_fields[] = {
     FIELD(cofi_bench_failure, TEXT, "key", key),
@@ -215,12 +225,14 @@ static const char *kind_name(enum kind kind)
 static bool read_fields(const char *path, const char *what, const json_t *object,
                         const struct field *fields, int n, void *to)
 {
-    for (int i = 0; i < n; i++)
-        if (!read_field(&fields[i], json_object_get(object, fields[i].name), to)) {
-            cofi_cli_error("%s: %s: \"%s\" is missing or wrong: wanted %s", path, what,
-                           fields[i].name, kind_name(fields[i].kind));
-            return false;
-        }
+    for (int i = 0; i < n; i++) {
+        const json_t *value = json_object_get(object, fields[i].name);
+        if ((!value && fields[i].is_optional) || read_field(&fields[i], value, to))
+            continue;
+        cofi_cli_error("%s: %s: \"%s\" is missing or wrong: wanted %s", path, what,
+                       fields[i].name, kind_name(fields[i].kind));
+        return false;
+    }
     return true;
 }
 

@@ -52,7 +52,17 @@ static double read_cache_bytes(void)
     return most > 0 ? most : unknown_cache_bytes;
 }
 
-void cofi_bench_machine_read(struct cofi_bench_machine *m)
+static void read_devices(struct cofi_bench_machine *m)
+{
+    struct cofi_devices devices;
+    cofi_devices_read(false, &devices);
+    m->gpus = devices.n;
+    snprintf(m->gpu, sizeof m->gpu, "%s", devices.n ? devices.device[0].name : "none");
+    snprintf(m->gpu_driver, sizeof m->gpu_driver, "%s", devices.driver);
+    snprintf(m->gpu_runtime, sizeof m->gpu_runtime, "%s", devices.runtime);
+}
+
+void cofi_bench_machine_read(bool cuda, struct cofi_bench_machine *m)
 {
     cpu_set_t allowed;
     struct utsname system;
@@ -65,4 +75,6 @@ void cofi_bench_machine_read(struct cofi_bench_machine *m)
     snprintf(m->gemm, sizeof m->gemm, "%s", cofi_gemm_init() == COF_OK ? cofi_gemm_name() : "none");
     snprintf(m->kernel, sizeof m->kernel, "%s",
              uname(&system) ? "unknown" : system.release);
+    if (cuda)
+        read_devices(m);
 }

@@ -71,6 +71,8 @@ static cof_status make_plan(struct rank *r, double *seconds)
 static cof_status make_plans(struct rank *r)
 {
     double *later = &r->job->plan_later[r->place.rank], seconds = 0;
+    if (!r->op->make_plan)
+        return COF_OK;
     COF_TRY(make_plan(r, &r->job->plan_first[r->place.rank]));
     for (int i = 0; i < N_LATER; i++) {
         COF_TRY(make_plan(r, &seconds));
@@ -88,12 +90,23 @@ static cof_status measure_rate(struct rank *r, int window)
                        : COF_OK;
 }
 
+/* One call, begun at `start`. */
+static cof_status time_call(struct rank *r, int direction, int set, int64_t start, double *seconds)
+{
+    if (r->op->time)
+        return r->op->time(r->bench, direction, set, seconds);
+    COF_TRY(r->op->run(r->bench, r->plan, direction, set, COF_STREAM_NOW));
+    *seconds = (double)(cofi_now() - start) * 1e-9;
+    return COF_OK;
+}
+
 /* Every set once at least, so that its pages are there and later directions find what they need. */
 static cof_status warm_up(struct rank *r, int direction)
 {
     int n = r->job->warmup > r->job->n_sets ? r->job->warmup : r->job->n_sets;
+    double seconds;
     for (int i = 0; i < n; i++)
-        COF_TRY(r->op->run(r->bench, r->plan, direction, i % r->job->n_sets, COF_STREAM_NOW));
+        COF_TRY(time_call(r, direction, i % r->job->n_sets, 0, &seconds));
     return COF_OK;
 }
 
@@ -111,8 +124,8 @@ static cof_status time_direction(struct rank *r, int direction)
         if (limit > 0 && n >= MIN_CALLS && start - first >= limit)
             break;
         wait_until(start);
-        COF_TRY(r->op->run(r->bench, r->plan, direction, n % job->n_sets, COF_STREAM_NOW));
-        cofi_bench_times(job, direction, n)[r->place.rank] = (double)(cofi_now() - start) * 1e-9;
+        COF_TRY(time_call(r, direction, n % job->n_sets, start,
+                          &cofi_bench_times(job, direction, n)[r->place.rank]));
     }
     if (r->place.rank == 0)
         job->n_calls[direction] = n;
@@ -130,6 +143,7 @@ static cof_status measure(struct rank *r, const cof_world_options *options)
         r->job->threads = world->n_threads;
         r->job->pinned = world->own_cores && !r->job->unpinned;
     }
+    cofi_device_of_world(world, r->job->device[r->place.rank]);
     COF_TRY(r->op->create(&r->place, r->job->line, r->job->n_sets, &r->bench));
     COF_TRY(make_plans(r));
     COF_TRY(measure_rate(r, 0));
@@ -194,7 +208,7 @@ int cofi_bench_rank_main(void)
     }
     struct cofi_ranks_spec spec = {.n_ranks = job->n_ranks, .options = COF_WORLD_OPTIONS_INIT,
                                    .body = run_rank, .arg = job};
-    spec.options.engine = job->engine;
+    spec.options.engine = job->cuda ? COF_ENGINE_CUDA : job->engine;
     spec.options.n_threads = job->n_threads;
     cofi_ranks_timeouts(&spec.options, job->timeout);
     return job->engine == COF_ENGINE_THREAD

@@ -62,13 +62,13 @@ void cofi_bench_result_make(const struct cofi_bench_variant *v,
         .ranks = v->n_ranks, .threads = s->threads, .n_sets = v->n_sets,
         .n_processes = s->n_processes, .n_calls = s->n[direction], .pinned = s->pinned,
         .staged = v->staged, .set_bytes = (double)v->size.set_bytes,
-        .flops = v->size.flops[direction], .wire_bytes = v->size.wire_bytes[direction]};
+        .flops = v->size.flops[direction], .wire_bytes = v->size.wire_bytes[direction],
+        .devices = s->devices, .flows = v->size.n_flows};
     snprintf(r->key, sizeof r->key, "%s call=%s", v->key, name);
     memcpy(r->line, v->line, sizeof r->line);
     memcpy(r->describe, s->describe, sizeof r->describe);
     snprintf(r->direction, sizeof r->direction, "%s", name);
-    snprintf(r->engine, sizeof r->engine, "%s",
-             options->engine == COF_ENGINE_THREAD ? "thread" : "shm");
+    snprintf(r->engine, sizeof r->engine, "%s", cofi_bench_engine_name(options));
     snprintf(r->cache, sizeof r->cache, "%s", v->cold ? "cold" : "warm");
     take_jobs(s, direction, r);
     memcpy(first, s->plan_first, sizeof first);

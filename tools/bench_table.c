@@ -19,6 +19,12 @@ static const char *number(char text[24], const char *format, double value, bool 
     return text;
 }
 
+/* Operations of microseconds, with a table of their own. */
+static bool is_runtime(const struct cofi_bench_result *r)
+{
+    return !strncmp(r->line, "runtime ", 8);
+}
+
 struct row {
     char median[24], rate[24], efficiency[24], of_one[24];
     const char *shown_rate, *shown_efficiency, *shown_of_one;
@@ -44,6 +50,32 @@ static bool begins_case(const struct cofi_bench_report *report, int idx)
     return idx == 0 || strcmp(report->results[idx].line, report->results[idx - 1].line);
 }
 
+/* What one sender has of the link; "-" where nothing moves. */
+static const char *flow_rate(char text[24], const struct cofi_bench_result *r)
+{
+    return number(text, "1", r->wire_bytes / r->median * 1e-9 / (r->flows ? r->flows : 1),
+                  r->wire_bytes > 0);
+}
+
+static const char *device_count(char text[24], const struct cofi_bench_result *r)
+{
+    snprintf(text, 24, "%d", r->devices);
+    return r->devices ? text : "-";
+}
+
+static void print_runtime(const struct cofi_bench_report *report, int idx)
+{
+    const struct cofi_bench_result *r = &report->results[idx];
+    char rate[24], devices[24];
+    if (begins_case(report, idx))
+        printf("%s%s\n"
+               "ranks devices  staged  call      median us     p90 us     p99 us     min us  spread"
+               "  GB/s each\n", idx ? "\n" : "", r->line);
+    printf("%5d %7s  %-6s  %-7s  %10.2f %10.2f %10.2f %10.2f  %5.1f%% %10s\n", r->ranks,
+           device_count(devices, r), r->staged ? "yes" : "no", r->direction, r->median * 1e6,
+           r->p90 * 1e6, r->p99 * 1e6, r->min * 1e6, 100 * r->spread, flow_rate(rate, r));
+}
+
 static void print_row(const struct cofi_bench_report *report, const struct cofi_bench_result *r)
 {
     struct row row;
@@ -59,6 +91,10 @@ static void print_row(const struct cofi_bench_report *report, const struct cofi_
 void cofi_bench_table_print(const struct cofi_bench_report *report, int first)
 {
     for (int i = first; i < report->n_results; i++) {
+        if (is_runtime(&report->results[i])) {
+            print_runtime(report, i);
+            continue;
+        }
         if (begins_case(report, i))
             printf("%s%s\n"
                    "ranks threads  pin  cache staged  call       median ms     p90 ms     p99 ms"
@@ -90,17 +126,53 @@ static void print_markdown_row(const struct cofi_bench_report *report, int idx)
            r->plan_later * 1e3);
 }
 
-void cofi_bench_table_markdown(const struct cofi_bench_report *report)
+static void print_markdown_machine(const struct cofi_bench_report *report)
 {
     const struct cofi_bench_machine *m = &report->machine;
-    printf("%s, %d cores, %s;\nproducts by %s; cofuse %s, %.10s; starts of each variant: %lld.\n\n",
+    if (m->gpus)
+        printf("%d x %s, driver of CUDA %s, runtime %s;\n", m->gpus, m->gpu, m->gpu_driver,
+               m->gpu_runtime);
+    printf("%s, %d cores, %s;\nproducts by %s; cofuse %s, %.10s; starts of each variant: %lld.\n",
            m->cpu, m->cores, m->isa, m->gemm, report->version, report->date,
            (long long)report->n_processes);
-    printf("| case | call | ranks x threads | pinned | cache | staged | median ms | p90 ms "
+}
+
+static void print_markdown_operators(const struct cofi_bench_report *report)
+{
+    printf("\n| case | call | ranks x threads | pinned | cache | staged | median ms | p90 ms "
            "| spread | GFLOP/s | of yardstick | of 1 rank | plan ms |\n"
            "|---|---|---|---|---|---|---|---|---|---|---|---|---|\n");
     for (int i = 0; i < report->n_results; i++)
-        print_markdown_row(report, i);
+        if (!is_runtime(&report->results[i]))
+            print_markdown_row(report, i);
+}
+
+static void print_markdown_runtime(const struct cofi_bench_report *report)
+{
+    printf("\n| case | call | engine | ranks | devices | staged | median us | p90 us | min us "
+           "| spread | GB/s each |\n|---|---|---|---|---|---|---|---|---|---|---|\n");
+    for (int i = 0; i < report->n_results; i++) {
+        const struct cofi_bench_result *r = &report->results[i];
+        char rate[24], devices[24];
+        if (!is_runtime(r))
+            continue;
+        printf("| %s | %s | %s | %d | %s | %s | %.2f | %.2f | %.2f | %.1f%% | %s |\n",
+               begins_case(report, i) ? r->line : "", r->direction, r->engine, r->ranks,
+               device_count(devices, r), r->staged ? "yes" : "no", r->median * 1e6, r->p90 * 1e6,
+               r->min * 1e6, 100 * r->spread, flow_rate(rate, r));
+    }
+}
+
+void cofi_bench_table_markdown(const struct cofi_bench_report *report)
+{
+    int n_runtime = 0;
+    for (int i = 0; i < report->n_results; i++)
+        n_runtime += is_runtime(&report->results[i]);
+    print_markdown_machine(report);
+    if (n_runtime < report->n_results)
+        print_markdown_operators(report);
+    if (n_runtime > 0)
+        print_markdown_runtime(report);
     for (int i = 0; i < report->n_failures; i++) {
         printf("| ");
         print_cell(report->failures[i].key);

@@ -25,6 +25,7 @@ static const char usage[] =
     "of the slowest. docs/performance.md tells what the columns mean, bench/README.md the JSON.\n"
     "\n"
     "      --ranks LIST     rank counts [1,2,4]\n"
+    "      --device D       cpu; cuda: the cases that have a form on CUDA devices [cpu]\n"
     "      --engine E       shm: processes; thread: threads of one process [COFUSE_ENGINE]\n"
     "      --threads N      per rank; 0: COFUSE_THREADS, else cores / ranks [0]\n"
     "      --pin W          yes: where ranks x threads fit the cores; no; both [COFUSE_PIN]\n"
@@ -45,12 +46,13 @@ static const char usage[] =
 
 /* ---- Options ---- */
 
-enum { OPT_RANKS = 256, OPT_ENGINE, OPT_THREADS, OPT_PIN, OPT_CACHE, OPT_STAGED, OPT_PROCESSES,
-       OPT_REPEAT, OPT_WARMUP, OPT_SECONDS, OPT_SHAPES, OPT_TINY, OPT_JSON, OPT_BASELINE, OPT_BAND,
-       OPT_FROM, OPT_MARKDOWN, OPT_LIST };
+enum { OPT_RANKS = 256, OPT_DEVICE, OPT_ENGINE, OPT_THREADS, OPT_PIN, OPT_CACHE, OPT_STAGED,
+       OPT_PROCESSES, OPT_REPEAT, OPT_WARMUP, OPT_SECONDS, OPT_SHAPES, OPT_TINY, OPT_JSON,
+       OPT_BASELINE, OPT_BAND, OPT_FROM, OPT_MARKDOWN, OPT_LIST };
 
 static const struct option long_options[] = {
     {"ranks", required_argument, NULL, OPT_RANKS},
+    {"device", required_argument, NULL, OPT_DEVICE},
     {"engine", required_argument, NULL, OPT_ENGINE},
     {"threads", required_argument, NULL, OPT_THREADS},
     {"pin", required_argument, NULL, OPT_PIN},
@@ -91,10 +93,20 @@ static bool parse_engine(cof_engine *engine)
     return true;
 }
 
+static bool parse_device(bool *cuda)
+{
+    int choice;
+    if (!cofi_cli_choice("--device", optarg, "cpu|cuda", &choice))
+        return false;
+    *cuda = choice == 1;
+    return true;
+}
+
 static bool parse_option(struct cofi_bench_options *o, int c)
 {
     switch (c) {
     case OPT_RANKS: return cofi_cli_ranks("--ranks", optarg, &o->ranks);
+    case OPT_DEVICE: return parse_device(&o->cuda);
     case OPT_ENGINE: return parse_engine(&o->engine);
     case OPT_THREADS: return cofi_cli_int("--threads", optarg, 0, 256, &o->n_threads);
     case OPT_PIN: return parse_ways("--pin", "yes|no|both", &o->pin);
@@ -257,6 +269,7 @@ static void begin_report(const struct cofi_bench_options *o, int argc, char **ar
     time_t now = time(NULL);
     size_t at = 0;
     strftime(report->date, sizeof report->date, "%Y-%m-%dT%H:%M:%SZ", gmtime(&now));
+    snprintf(report->device, sizeof report->device, "%s", o->cuda ? "cuda" : "cpu");
     snprintf(report->version, sizeof report->version, "%s", cof_version());
     for (int i = 0; i < argc && at < sizeof report->command; i++)
         at += (size_t)snprintf(report->command + at, sizeof report->command - at, "%s%s",
@@ -273,7 +286,7 @@ static int bench(const struct cofi_bench_options *o, int argc, char **argv,
 {
     struct cofi_bench_list list;
     begin_report(o, argc, argv, report);
-    cofi_bench_machine_read(&report->machine);
+    cofi_bench_machine_read(o->cuda, &report->machine);
     int code = cofi_bench_list_make(o, (size_t)report->machine.cache_bytes, &list);
     if (code == COFI_EXIT_OK && list.n == 0)
         code = cofi_cli_error("no variant matches \"%s\" (--list prints them)",
@@ -286,10 +299,22 @@ static int bench(const struct cofi_bench_options *o, int argc, char **argv,
     return code;
 }
 
+static int check_devices(void)
+{
+    struct cofi_devices devices;
+    cofi_devices_read(false, &devices);
+    if (devices.n > 0)
+        return COFI_EXIT_OK;
+    cofi_cli_error("option --device = \"cuda\": %s", devices.trouble);
+    return COFI_EXIT_UNSUPPORTED;
+}
+
 static int run_command(const struct cofi_bench_options *o, int argc, char **argv)
 {
     struct cofi_bench_report report = {0}, baseline = {0};
-    int code = COFI_EXIT_OK;
+    int code = o->cuda && !o->list && !o->from ? check_devices() : COFI_EXIT_OK;
+    if (code != COFI_EXIT_OK)
+        return code;
     if (o->baseline && !cofi_bench_json_read(o->baseline, &baseline))
         return COFI_EXIT_USAGE;
     if (!o->from)

@@ -31,7 +31,8 @@ static const char usage[] =
     "      --ranks LIST   rank counts [1,2,3,4]\n"
     "      --engine E     shm: processes; thread: threads of this process; attach: shm, with\n"
     "                     arenas of memory that the check maps [COFUSE_ENGINE]\n"
-    "      --device D     cpu [cpu]\n"
+    "      --device D     cpu; cuda: ranks work on the CUDA devices, in turn, and the memory is\n"
+    "                     theirs; only what has kernels for them is checked [cpu]\n"
     "      --seed N       of the data [1]\n"
     "      --full         all combinations that the makers thought of, not only a covering set\n"
     "      --list         print the cases and run none\n"
@@ -42,7 +43,8 @@ enum { HEADER_BYTES = 8192, LINE_BYTES = 512, RUN_TIMEOUT_SECONDS = 20 };
 struct request {
     struct cofi_rank_counts ranks;
     cof_engine engine;
-    bool attach; /* over worlds of COF_ENGINE_SHM */
+    bool attach; /* over worlds of COF_ENGINE_SHM, or of devices */
+    bool cuda;   /* worlds of COF_ENGINE_CUDA; `engine` says what the ranks are */
     int64_t seed;
     bool full, list, verbose;
     int n_patterns;
@@ -80,7 +82,14 @@ static void full_line(const struct cofi_op_check *check, const struct cofi_check
 
 static struct cofi_check_options options_for(const struct request *r, int n_ranks)
 {
-    return (struct cofi_check_options){n_ranks, r->full, (uint64_t)r->seed};
+    return (struct cofi_check_options){n_ranks, r->full, (uint64_t)r->seed, r->cuda};
+}
+
+/* The check of the i-th operator; NULL: it has none for these devices. */
+static const struct cofi_op_check *check_of(int i, bool cuda)
+{
+    const struct cofi_op_check *check = cofi_ops[i]->check;
+    return check && (check->has_cuda || !cuda) ? check : NULL;
 }
 
 static int64_t count_selected(const struct request *r, int n_ranks, bool print)
@@ -88,7 +97,7 @@ static int64_t count_selected(const struct request *r, int n_ranks, bool print)
     struct cofi_check_options options = options_for(r, n_ranks);
     int64_t n = 0;
     for (int i = 0; cofi_ops[i]; i++) {
-        const struct cofi_op_check *check = cofi_ops[i]->check;
+        const struct cofi_op_check *check = check_of(i, options.cuda);
         for (int64_t c = 0; check && c < check->n_cases(&options); c++) {
             char line[LINE_BYTES];
             full_line(check, &options, c, line);
@@ -128,11 +137,11 @@ static void print_again(const struct cofi_check_options *options, const struct r
                         const char *line)
 {
     const char *end = strstr(line, " ranks=");
-    printf("     again: %scofuse check '%.*s' --ranks %d --engine %s --seed %" PRIu64 "%s\n",
+    printf("     again: %scofuse check '%.*s' --ranks %d --engine %s%s --seed %" PRIu64 "%s\n",
            cofi_config_int(COFI_VAR_FORCE_STAGED) ? "COFUSE_FORCE_STAGED=1 " : "",
            (int)(end ? end - line : LINE_BYTES - 1), line, options->n_ranks,
            request->engine == COF_ENGINE_THREAD ? "thread" : request->attach ? "attach" : "shm",
-           options->seed, options->full ? " --full" : "");
+           request->cuda ? " --device cuda" : "", options->seed, options->full ? " --full" : "");
 }
 
 /* Rank 0 counts and prints a case that came to a verdict. */
@@ -180,7 +189,7 @@ static cof_status check_case(struct rank_state *s, const struct cofi_op_check *c
 static cof_status check_all(struct rank_state *s)
 {
     for (int i = 0; cofi_ops[i]; i++) {
-        const struct cofi_op_check *check = cofi_ops[i]->check;
+        const struct cofi_op_check *check = check_of(i, s->options.cuda);
         for (int64_t c = 0; check && c < check->n_cases(&s->options); c++) {
             char line[LINE_BYTES];
             full_line(check, &s->options, c, line);
@@ -199,17 +208,28 @@ static cof_status check_all(struct rank_state *s)
     return COF_OK;
 }
 
+static int complain(cof_status status)
+{
+    fprintf(stderr, "cofuse check: %s: %s\n", cof_status_name(status), cof_last_error());
+    return COFI_EXIT_RANK;
+}
+
 /* The body of a rank, process or thread; returns its exit code. */
 static int run_rank(const struct request *r, cof_world_options *options, struct shared *shared,
                     size_t bytes)
 {
     const char *timeout = getenv("COFUSE_TIMEOUT");
     struct rank_state s = {.request = r, .shared = shared};
-    options->engine = r->engine;
+    options->engine = r->cuda ? COF_ENGINE_CUDA : r->engine;
     options->run_timeout = timeout && *timeout ? 0 : RUN_TIMEOUT_SECONDS;
     cof_status status = cof_world_create(options, &s.job.world);
-    if (status != COF_OK) {
-        fprintf(stderr, "cofuse check: %s: %s\n", cof_status_name(status), cof_last_error());
+    if (status != COF_OK)
+        return complain(status);
+    const struct cofi_check_device *device = cofi_check_device(s.job.world);
+    status = device ? device->open(s.job.world) : COF_OK;
+    if (status != COF_OK) { /* the others see this rank leave */
+        complain(status);
+        cof_world_destroy(s.job.world);
         return COFI_EXIT_RANK;
     }
     s.job.team = cof_world_team(s.job.world);
@@ -224,6 +244,8 @@ static int run_rank(const struct request *r, cof_world_options *options, struct 
     if (status == COF_OK && s.job.rank == 0)
         shared->finished = true;
     cof_world_destroy(s.job.world);
+    if (device)
+        device->close();
     return status == COF_OK ? COFI_EXIT_OK : COFI_EXIT_RANK;
 }
 
@@ -310,7 +332,8 @@ static int run_job(const struct request *r, int n_ranks, int argc, char **argv,
     if (count_selected(r, n_ranks, false) == 0)
         return COFI_EXIT_OK;
     for (int i = 0; cofi_ops[i]; i++) {
-        size_t wanted = cofi_ops[i]->check ? cofi_ops[i]->check->shared_bytes(&options) : 0;
+        const struct cofi_op_check *check = check_of(i, r->cuda);
+        size_t wanted = check ? check->shared_bytes(&options) : 0;
         bytes = wanted > bytes ? wanted : bytes;
     }
     bytes += HEADER_BYTES;
@@ -383,10 +406,7 @@ static int parse_option(struct request *r, int option)
         break;
     case OPT_DEVICE:
         ok = cofi_cli_choice("--device", optarg, "cpu|cuda", &choice);
-        if (ok && choice == 1) {
-            cofi_cli_error("option --device = \"cuda\": this version has kernels for the CPU only");
-            return COFI_EXIT_UNSUPPORTED;
-        }
+        r->cuda = ok && choice == 1;
         break;
     case OPT_SEED: ok = cofi_cli_int("--seed", optarg, 0, INT64_MAX, &r->seed); break;
     case OPT_FULL: r->full = true; break;
@@ -395,6 +415,24 @@ static int parse_option(struct request *r, int option)
     default: ok = false;
     }
     return ok ? COFI_EXIT_OK : COFI_EXIT_USAGE;
+}
+
+/* COFI_EXIT_OK, or the exit code after a message. Ranks ask when they make their worlds. */
+static int require_cuda(const struct request *r)
+{
+    const struct cofi_check_device *device = cofi_check_cuda();
+    if (!device) {
+        cofi_cli_error("option --device = \"cuda\": this program was built without CUDA");
+        return COFI_EXIT_UNSUPPORTED;
+    }
+    /* Ranks that are threads share what CUDA takes for 8 queues: with fewer than ranks and their
+     * streams, one rank's work would wait behind another's waiting kernel. */
+    if (r->engine == COF_ENGINE_THREAD)
+        setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+    if (r->list || cofi_job_is_rank() || device->available() == COF_OK)
+        return COFI_EXIT_OK;
+    cofi_cli_error("option --device = \"cuda\": %s", cof_last_error());
+    return COFI_EXIT_UNSUPPORTED;
 }
 
 int cofi_cmd_check(int argc, char **argv)
@@ -430,5 +468,8 @@ int cofi_cmd_check(int argc, char **argv)
     if (r.engine == COF_ENGINE_DEFAULT)
         r.engine = strcmp(cofi_config_text(COFI_VAR_ENGINE), "thread") ? COF_ENGINE_SHM
                                                                        : COF_ENGINE_THREAD;
+    int code = r.cuda ? require_cuda(&r) : COFI_EXIT_OK;
+    if (code != COFI_EXIT_OK)
+        return code;
     return cofi_job_is_rank() ? run_as_process(&r) : run_jobs(&r, argc, argv);
 }

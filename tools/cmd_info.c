@@ -12,6 +12,7 @@
 #include "cli.h"
 #include "commands.h"
 #include "core/config.h"
+#include "device_info.h"
 #include "job.h"
 #include "ops/ops.h"
 #include "symm/engine.h"
@@ -20,7 +21,8 @@
 static const char usage[] =
     "usage: cofuse info [--env-markdown]\n"
     "\n"
-    "Prints versions, the processor, engines, operators and the table of environment variables.\n"
+    "Prints versions, the processor, CUDA devices, engines, operators and the table of\n"
+    "environment variables.\n"
     "\n"
     "  --env-markdown   print docs/environment.md\n";
 
@@ -75,15 +77,67 @@ static void print_engines(void)
         COFI_CAPS(CAP)
 #undef CAP
     };
-    static const struct cofi_engine_ops *const engines[] = {&cofi_engine_thread, &cofi_engine_shm,
-                                                            &cofi_engine_attach};
+    const struct cofi_engine_ops *const engines[] = {
+        &cofi_engine_thread, &cofi_engine_shm, &cofi_engine_attach, cofi_engine_cuda(),
+        cofi_engine_cuda_attach()};
     for (size_t i = 0; i < sizeof engines / sizeof engines[0]; i++) {
-        printf("%-12s %-6s", i ? "" : "engines", engines[i]->name);
+        if (!engines[i])
+            continue; /* built without CUDA */
+        printf("%-12s %-11s", i ? "" : "engines", engines[i]->name);
         for (size_t k = 0; k < sizeof caps / sizeof caps[0]; k++)
             if (engines[i]->caps & caps[k].bit)
                 printf(" %s", caps[k].name);
         printf("\n");
     }
+}
+
+/* ---- CUDA ---- */
+
+static void print_reach(const struct cofi_devices *devices, int idx)
+{
+    int n = 0;
+    printf("%12s    reaches", "");
+    for (int peer = 0; peer < devices->n; peer++)
+        if (peer != idx && devices->device[idx].reaches[peer])
+            printf("%s %d", n++ ? "," : "", peer);
+    printf("%s\n", n ? "" : " no other device");
+}
+
+static void print_device(const struct cofi_devices *devices, int idx)
+{
+    const struct cofi_device *d = &devices->device[idx];
+    const double gib = 1 << 30;
+    printf("%12s %d  %s, %s%s\n", "", idx, d->name, d->uuid,
+           d->is_mig ? ", a MIG instance" : "");
+    printf("%12s    %d.%d, %d SMs, %.1f GiB, %.1f GiB unused\n", "", d->major, d->minor, d->n_sms,
+           (double)d->total_bytes / gib, (double)d->free_bytes / gib);
+    printf("%12s    memory between processes: %s%s%s; values by streams: %s; kernels: %s\n", "",
+           d->has_vmm ? "vmm" : "", d->has_vmm && d->has_ipc ? ", " : "",
+           d->has_ipc ? "ipc" : d->has_vmm ? "" : "none", d->has_stream_ops ? "yes" : "no",
+           d->code);
+    print_reach(devices, idx);
+}
+
+static void print_cuda(void)
+{
+    static struct cofi_devices devices; /* some kilobytes */
+    cofi_devices_read(true, &devices);
+    if (devices.n == 0) {
+        printf("cuda         %s\n", devices.trouble);
+        return;
+    }
+    printf("cuda         driver of CUDA %s, runtime %s, %d device%s\n", devices.driver,
+           devices.runtime, devices.n, devices.n == 1 ? "" : "s");
+    for (int i = 0; i < devices.n; i++)
+        print_device(&devices, i);
+    printf("%12s kernels of", "");
+    const char *comma = "";
+    for (int i = 0; cofi_ops[i]; i++)
+        if (cofi_ops[i]->bench && cofi_ops[i]->bench->cuda_shapes) {
+            printf("%s %s", comma, cofi_ops[i]->name);
+            comma = ",";
+        }
+    printf(", for sm_90a and as PTX of compute_80\n");
 }
 
 static void print_machine(void)
@@ -104,6 +158,7 @@ static void print_machine(void)
                cofi_gemm_has(COFI_GEMM_BF16) ? "native" : "through fp32");
     else
         printf("products     none: %s\n", cof_last_error());
+    print_cuda();
     print_engines();
     printf("operators   ");
     const char *comma = "";

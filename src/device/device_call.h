@@ -113,15 +113,18 @@ COFD_FN bool cofd_meet(const struct cofd_binding *b, uint32_t purpose,
 
 /* ---- begin and end -------------------------------------------------------------------------- */
 
+/* One fence and one release for all of it: each waits for the stores before it to reach the host's
+ * memory. Whoever reads a field of this call, by an acquire, then finds `call` changed. */
 COFD_FN void cofd_record_call(const struct cofd_binding *b, const struct cofd_call *call)
 {
     struct cofi_call_record *r = &b->arena->control[b->arena->rank]->record;
-    cofd_store_release_sys((uint64_t *)&r->call, 0);
-    cofd_store_release_sys((uint64_t *)&r->detail, b->direction | b->digest << 32);
+    cofd_store_relaxed_sys((uint64_t *)&r->call, 0);
+    cofd_fence_acq_rel_sys();
+    cofd_store_relaxed_sys((uint64_t *)&r->detail, b->direction | b->digest << 32);
     for (int i = 0; i < COFI_NAME_WORDS; i++)
-        cofd_store_release_sys((uint64_t *)&r->name[i], b->name[i]);
+        cofd_store_relaxed_sys((uint64_t *)&r->name[i], b->name[i]);
     for (int i = 0; i < COFI_CALL_SIZES; i++)
-        cofd_store_release_sys((uint64_t *)&r->sizes[i], call->sizes[i]);
+        cofd_store_relaxed_sys((uint64_t *)&r->sizes[i], call->sizes[i]);
     cofd_store_release_sys((uint64_t *)&r->call, (uint64_t)b->epoch | b->ordinal << 32);
 }
 

@@ -5,9 +5,9 @@
  * them run in threads under ThreadSanitizer.
  *
  * Pairing everywhere: data is stored plainly by the threads of a block, cofd_block_sync, then one
- * thread does store_release_sys on the word; the reader does load_acquire_sys on it, cofd_block_sync,
- * then plain loads. PTX memory model 8.8: release and acquire patterns are cumulative over bar.sync,
- * so no fence is needed beside them. */
+ * thread does store_release_sys on the word; the reader does load_acquire_sys on it,
+ * cofd_block_sync, then plain loads. PTX memory model 8.8: release and acquire patterns are
+ * cumulative over bar.sync, so no fence is needed beside them. */
 #ifndef COFI_ORDER_H
 #define COFI_ORDER_H
 
@@ -171,6 +171,12 @@ COFD_FN bool cofd_claim_gpu(uint64_t *at, uint64_t value)
     uint64_t expected = 0;
     return __atomic_compare_exchange_n(at, &expected, value, false, __ATOMIC_ACQ_REL,
                                        __ATOMIC_ACQUIRE);
+}
+
+/* ThreadSanitizer knows no fences; this builtin is none to it. */
+COFD_FN void cofd_fence_acq_rel_sys(void)
+{
+    __sync_synchronize();
 }
 
 COFD_FN void cofd_load2_relaxed_sys(const uint64_t *at, uint64_t value[2])

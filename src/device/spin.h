@@ -22,6 +22,7 @@
  * symm/engine_cuda.c. */
 enum { COFD_ERR_MISMATCH = -10, COFD_ERR_TIMEOUT = -20, COFD_ERR_PEER_DEAD = -30 };
 enum { COFD_PEER_LEFT = 1 };
+enum { COFD_IS_DEAD = 1 }; /* beside these: the end is known already */
 
 COFD_FN bool cofd_is_dead(const struct cofd_arena *a)
 {
@@ -47,7 +48,8 @@ struct cofd_wait {
     const struct cofd_wait_options *options;
 };
 
-/* The first failure of this rank tells everybody: the record, then the poison. */
+/* The first failure of this rank tells everybody: the record, then the poison. Its own host is told
+ * first: kernels that find the arena dead end at once, and the host may look when they have. */
 COFD_FN void cofd_fail(const struct cofd_wait *w, int status, uint64_t seen)
 {
     struct cofd_arena *a = w->arena;
@@ -68,7 +70,7 @@ COFD_FN void cofd_fail(const struct cofd_wait *w, int status, uint64_t seen)
         cofd_store_relaxed_sys(&f->step[i], w->options->step[i]);
     cofd_store_release_sys(&f->status, COFD_STATUS_BITS(status));
     uint64_t code = COFD_STATUS_BITS(status) | COFI_POISON_FAULT | (uint64_t)(a->rank + 1) << 32;
-    for (int i = 1; i <= a->n_ranks; i++)
+    for (int i = 0; i < a->n_ranks; i++)
         cofd_store_release_sys(&a->control[(a->rank + i) % a->n_ranks]->poison.value, code);
 }
 
@@ -90,22 +92,29 @@ COFD_FN bool cofd_is_in_another_call(const struct cofd_wait *w)
            cofd_load_acquire_sys(&r->call) == call;
 }
 
-/* True when this wait has ended badly: the arena is dead from now on. Another rank's poison is
- * taken by the host; an end of the team is told to ranks that may not know of it. */
-COFD_FN bool cofd_look(const struct cofd_wait *w, uint64_t seen)
+/* Whether the arena is dead, or another rank has said so. For the end of a call as well: copy
+ * engines do not look, so the copies of a rank that failed may have overwritten what this one read,
+ * but its poison came first (models/poison.pml, LOOK_AFTER_READ). */
+COFD_FN bool cofd_is_told(struct cofd_arena *a)
 {
-    struct cofd_arena *a = w->arena;
     if (cofd_is_dead(a))
         return true;
-    if (cofd_load_acquire_sys(&a->control[a->rank]->poison.value) != 0)
-        cofd_claim_gpu(&a->dead, 1);
-    else if (cofd_load_acquire_sys(a->abort) != 0 || cofd_has_left(a, w->writer))
-        cofd_fail(w, COFD_ERR_PEER_DEAD, seen);
-    else if (w->binding && cofd_is_in_another_call(w))
-        cofd_fail(w, COFD_ERR_MISMATCH, seen);
-    else
+    if (cofd_load_acquire_sys(&a->control[a->rank]->poison.value) == 0)
         return false;
+    cofd_claim_gpu(&a->dead, 1);
     return true;
+}
+
+/* What ends this wait: a status to fail with, COFD_IS_DEAD, or 0. Another rank's poison is taken by
+ * the host; an end of the team, whose status the host knows, is told to ranks that may not. */
+COFD_FN int cofd_look(const struct cofd_wait *w)
+{
+    struct cofd_arena *a = w->arena;
+    if (cofd_is_told(a))
+        return COFD_IS_DEAD;
+    if (cofd_load_acquire_sys(a->abort) != 0 || cofd_has_left(a, w->writer))
+        return COFD_ERR_PEER_DEAD;
+    return w->binding && cofd_is_in_another_call(w) ? COFD_ERR_MISMATCH : 0;
 }
 
 /* ---- the wait ------------------------------------------------------------------------------- */
@@ -120,31 +129,44 @@ COFD_FN bool cofd_is_there(enum cofi_wait_kind kind, uint64_t value, uint64_t wa
     }
 }
 
-/* Between two looks at a word: the `looks`-th found `seen`. False when the arena is dead. */
-COFD_FN bool cofd_wait_goes_on(const struct cofd_wait *w, uint32_t looks, uint64_t seen,
-                               uint64_t *begin)
+/* A wait in progress; zero before its first look at the word. */
+struct cofd_patience {
+    uint64_t begin;
+    uint32_t looks; /* comes round in a long wait, where it does no harm */
+    int status;     /* what ends the wait, unless the next look finds the word */
+};
+
+/* Between two looks at a word, the last of which found `seen`, not what is wanted. False when the
+ * arena is dead. After what ends a wait the word is looked at once more: a rank that left may have
+ * stored it just before, and ranks that take turns on a device miss each other's. */
+COFD_FN bool cofd_wait_goes_on(const struct cofd_wait *w, struct cofd_patience *p, uint64_t seen)
 {
-    if (looks == 0)
-        *begin = cofd_now_ns();
+    if (p->status != 0) {
+        cofd_fail(w, p->status, seen);
+        return false;
+    }
+    if (p->begin == 0)
+        p->begin = cofd_now_ns();
+    const uint32_t looks = p->looks++;
     if (looks < COFD_LOOKS)
         return true;
     cofd_pause();
     if (looks % COFD_LOOKS != 0)
         return true;
-    if (cofd_look(w, seen))
-        return false;
-    if (!w->options->timeout_ns || cofd_now_ns() - *begin <= w->options->timeout_ns)
-        return true;
-    cofd_fail(w, COFD_ERR_TIMEOUT, seen);
-    return false;
+    p->status = cofd_look(w);
+    const uint64_t timeout_ns = w->options->timeout_ns;
+    if (p->status == 0 && timeout_ns != 0 && cofd_now_ns() - p->begin > timeout_ns)
+        p->status = COFD_ERR_TIMEOUT;
+    return p->status != COFD_IS_DEAD;
 }
 
 /* One thread. True when the word is there, and of this call; false when the arena is dead. */
 COFD_FN bool cofd_wait(const struct cofd_wait *w)
 {
-    uint64_t begin = 0, value = cofd_load_acquire_sys(w->word);
-    for (uint32_t looks = 0; !cofd_is_there(w->kind, value, w->want); looks++) {
-        if (!cofd_wait_goes_on(w, looks, value, &begin))
+    struct cofd_patience patience = {0, 0, 0};
+    uint64_t value = cofd_load_acquire_sys(w->word);
+    while (!cofd_is_there(w->kind, value, w->want)) {
+        if (!cofd_wait_goes_on(w, &patience, value))
             return false;
         value = cofd_load_acquire_sys(w->word);
     }

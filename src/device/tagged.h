@@ -26,26 +26,30 @@ COFD_FN void cofd_tagged_store2(uint64_t *at, const uint32_t payload[2], uint32_
     cofd_store2_relaxed_sys(at, words);
 }
 
-/* Looks once: true with the payloads when both words have the tag. */
-COFD_FN bool cofd_tagged_load2(const uint64_t *at, uint32_t epoch, uint32_t payload[2])
+/* Looks once: true with the payloads when both words have the tag; `seen` is a tag that was found,
+ * the wrong one where there is one. */
+COFD_FN bool cofd_tagged_load2(const uint64_t *at, uint32_t epoch, uint32_t payload[2],
+                               uint32_t *seen)
 {
     uint64_t words[2];
     cofd_load2_relaxed_sys(at, words);
     payload[0] = (uint32_t)words[0];
     payload[1] = (uint32_t)words[1];
-    return (uint32_t)(words[0] >> 32) == epoch && (uint32_t)(words[1] >> 32) == epoch;
+    const uint32_t first = (uint32_t)(words[0] >> 32), second = (uint32_t)(words[1] >> 32);
+    *seen = first != epoch ? first : second;
+    return *seen == epoch;
 }
 
 /* Waits for both words of a call, by equality of the tag. False when the arena is dead. */
 COFD_FN bool cofd_tagged_wait2(const struct cofd_binding *b, int writer, const uint64_t *at,
                                uint32_t payload[2], const struct cofd_wait_options *options)
 {
-    uint64_t begin = 0;
-    for (uint32_t looks = 0; !cofd_tagged_load2(at, b->epoch, payload); looks++) {
-        const struct cofd_wait wait = {b->arena, b, writer, COFI_READY, at, b->epoch, options};
-        if (!cofd_wait_goes_on(&wait, looks, cofd_load_relaxed_sys(at) >> 32, &begin))
+    const struct cofd_wait wait = {b->arena, b, writer, COFI_READY, at, b->epoch, options};
+    struct cofd_patience patience = {0, 0, 0};
+    uint32_t seen;
+    while (!cofd_tagged_load2(at, b->epoch, payload, &seen))
+        if (!cofd_wait_goes_on(&wait, &patience, seen))
             return false;
-    }
     return true;
 }
 

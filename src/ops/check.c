@@ -17,7 +17,7 @@
 
 #include "core/error.h"
 #include "ops/check_elem.h"
-#include "symm/arena.h"
+#include "symm/engine.h"
 #include "tools/cli.h"
 
 /* ---- Random data ---- */
@@ -154,6 +154,26 @@ bool cofi_check_error_judge(const struct cofi_check_error *e, cof_dtype dtype, d
     return ok;
 }
 
+/* ---- The device ---- */
+
+#ifdef COFI_CUDA
+extern const struct cofi_check_device cofi_check_device_cuda;
+#endif
+
+const struct cofi_check_device *cofi_check_cuda(void)
+{
+#ifdef COFI_CUDA
+    return &cofi_check_device_cuda;
+#else
+    return NULL;
+#endif
+}
+
+const struct cofi_check_device *cofi_check_device(const cof_world *world)
+{
+    return world->ops->device ? cofi_check_cuda() : NULL;
+}
+
 /* ---- Guarded buffers ---- */
 
 enum { RED_BYTES = 4096 };
@@ -174,11 +194,18 @@ static bool red_ok(const unsigned char *p)
 
 cof_status cofi_guard_alloc(struct cofi_guard *guard, size_t bytes)
 {
-    *guard = (struct cofi_guard){.bytes = bytes};
-    if (posix_memalign((void **)&guard->base, 128, bytes + 2 * RED_BYTES) != 0) {
+    return cofi_guard_alloc_for(NULL, guard, bytes);
+}
+
+cof_status cofi_guard_alloc_for(const struct cofi_check_device *device, struct cofi_guard *guard,
+                                size_t bytes)
+{
+    *guard = (struct cofi_guard){.bytes = bytes, .device = device};
+    if (device)
+        guard->base = device->alloc(bytes + 2 * RED_BYTES);
+    else if (posix_memalign((void **)&guard->base, 128, bytes + 2 * RED_BYTES) != 0)
         guard->base = NULL;
-        return COF_FAIL(COF_ERR_NOMEM, "check: no memory for a buffer of %zu bytes", bytes);
-    }
+    COF_FAIL_IF(!guard->base, COF_ERR_NOMEM, "check: no memory for a buffer of %zu bytes", bytes);
     guard->data = guard->base + RED_BYTES;
     red_fill(guard->base);
     red_fill(guard->data + bytes);
@@ -188,7 +215,10 @@ cof_status cofi_guard_alloc(struct cofi_guard *guard, size_t bytes)
 
 void cofi_guard_free(struct cofi_guard *guard)
 {
-    free(guard->base);
+    if (guard->device)
+        guard->device->free(guard->base);
+    else
+        free(guard->base);
     *guard = (struct cofi_guard){0};
 }
 
@@ -265,7 +295,7 @@ static cof_status exchange_blocks(cof_team *team, struct cofi_check_blocks *b, s
     return status;
 }
 
-cof_status cofi_check_blocks_open(cof_team *team, size_t bytes, struct cofi_check_blocks *b)
+cof_status cofi_check_host_blocks_open(cof_team *team, size_t bytes, struct cofi_check_blocks *b)
 {
     size_t n = (size_t)cof_team_size(team);
     struct place places[COFI_MAX_RANKS] = {0};
@@ -275,8 +305,19 @@ cof_status cofi_check_blocks_open(cof_team *team, size_t bytes, struct cofi_chec
     return exchange_blocks(team, b, places);
 }
 
+cof_status cofi_check_blocks_open(cof_team *team, size_t bytes, struct cofi_check_blocks *b)
+{
+    const struct cofi_check_device *device = cofi_check_device(team->world);
+    return device ? device->blocks_open(team, bytes, b)
+                  : cofi_check_host_blocks_open(team, bytes, b);
+}
+
 void cofi_check_blocks_close(struct cofi_check_blocks *b)
 {
+    if (b->device) {
+        b->device->blocks_close(b);
+        return;
+    }
     for (int r = 0; b->base && b->bytes && r < b->n_ranks; r++)
         if (b->base[r])
             munmap(b->base[r], b->bytes[r]);
@@ -285,6 +326,16 @@ void cofi_check_blocks_close(struct cofi_check_blocks *b)
     free(b->base);
     free(b->bytes);
     *b = (struct cofi_check_blocks){.fd = -1};
+}
+
+/* What a caller's memory may hold: attaching zeroes it. */
+static cof_status spoil_front(cof_team *team, void *front, size_t bytes)
+{
+    const struct cofi_check_device *device = cofi_check_device(team->world);
+    if (device)
+        return device->fill(team->world, front, 0xa5, bytes);
+    memset(front, 0xa5, bytes);
+    return COF_OK;
 }
 
 cof_status cofi_check_arena_open(const struct cofi_job *job, cof_team *team, size_t bytes,
@@ -298,8 +349,8 @@ cof_status cofi_check_arena_open(const struct cofi_job *job, cof_team *team, siz
         spec.bytes = cof_arena_attach_bytes(team, bytes, n_words);
         own = cofi_check_blocks_open(team, spec.bytes, &a->blocks);
         spec.peers = a->blocks.base;
-        if (own == COF_OK) /* attaching zeroes it */
-            memset(a->blocks.base[rank], 0xa5, cofi_arena_front_bytes(n_ranks, n_words));
+        if (own == COF_OK)
+            own = spoil_front(team, a->blocks.base[rank], cofi_arena_front_bytes(n_ranks, n_words));
     }
     cof_status status = cofi_arena_open(team, &spec, own, &a->arena);
     if (a->blocks.fd >= 0) /* all have mapped it, or will not */

@@ -56,32 +56,69 @@ bool cofi_check_error_judge(const struct cofi_check_error *error, cof_dtype dtyp
 /* Elementwise maxima over the ranks; collective. n <= 64. */
 cof_status cofi_check_max(cof_team *team, double *values, int n);
 
+/* ---- the device of a job's ranks ---- */
+
+struct cofi_check_blocks;
+struct cofi_runtime_device;
+
+/* What checks need of it. Host memory comes from a pool that is taken by `open`, for taking and
+ * giving back more would wait for kernels of all ranks in the process. */
+struct cofi_check_device {
+    cof_status (*available)(void); /* before any rank: COF_ERR_UNSUPPORTED where there is none */
+    /* Local, once for each rank, before ranks of this process wait for each other on the device. */
+    cof_status (*open)(cof_world *world);
+    void (*close)(void);
+    void *(*alloc)(size_t bytes); /* host memory that devices reach, 4096-byte aligned; or NULL */
+    void (*free)(void *data);
+    /* Between any memory of host and device; done when they return, whatever other streams do. */
+    cof_status (*copy)(cof_world *world, void *dst, const void *src, size_t bytes);
+    cof_status (*fill)(cof_world *world, void *dst, int byte, size_t bytes);
+    cof_status (*blocks_open)(cof_team *team, size_t bytes, struct cofi_check_blocks *blocks);
+    void (*blocks_close)(struct cofi_check_blocks *blocks);
+    const struct cofi_runtime_device *runtime; /* for `cofuse check runtime` alone */
+};
+
+/* NULL in a build without. */
+const struct cofi_check_device *cofi_check_cuda(void);
+/* NULL: the world's ranks work on the CPU. */
+const struct cofi_check_device *cofi_check_device(const cof_world *world);
+
 /* A buffer between two red zones. Red zones and poison are NaN in every type and differ. */
 struct cofi_guard {
     unsigned char *data; /* 128-byte aligned; a few bytes are had for size 0 too */
     size_t bytes;
     unsigned char *base;
     uint64_t hash;
+    const struct cofi_check_device *device; /* whose pool it is from; NULL: the heap */
 };
 
 cof_status cofi_guard_alloc(struct cofi_guard *guard, size_t bytes); /* poisoned */
+/* The same in host memory that the device reaches; NULL: none. */
+cof_status cofi_guard_alloc_for(const struct cofi_check_device *device, struct cofi_guard *guard,
+                                size_t bytes);
 void cofi_guard_free(struct cofi_guard *guard);
 void cofi_guard_poison(struct cofi_guard *guard);
 bool cofi_guard_intact(const struct cofi_guard *guard); /* the red zones are untouched */
 uint64_t cofi_guard_hash(const struct cofi_guard *guard);
 
-/* ---- arenas of the engine in hand: thread, shm, or attach ---- */
+/* ---- arenas of the engine in hand: thread, shm, cuda, or attach ---- */
 
 /* Blocks of shared memory, one per rank of a team, that every rank has mapped: what a caller of
- * cof_arena_attach brings. The ranks are processes. Collective; a rank that fails says so in the
- * next collective call, with the status it got. `bytes` may differ over the ranks. */
+ * cof_arena_attach brings. Of the device's memory where ranks work on one. The ranks are processes.
+ * Collective; a rank that fails says so in the next collective call, with the status it got.
+ * `bytes` may differ over the ranks. */
 struct cofi_check_blocks {
     void **base; /* by rank */
     size_t *bytes;
     int n_ranks;
     int fd; /* the own block's, for the others to open; -1 */
+    const struct cofi_check_device *device;
+    void *own; /* the device's */
 };
 
+/* Memory of the host, whatever the ranks work on. */
+cof_status cofi_check_host_blocks_open(cof_team *team, size_t bytes,
+                                       struct cofi_check_blocks *blocks);
 cof_status cofi_check_blocks_open(cof_team *team, size_t bytes, struct cofi_check_blocks *blocks);
 /* Local: every rank has a mapping of its own, so this takes nothing from the others. */
 void cofi_check_blocks_close(struct cofi_check_blocks *blocks);

@@ -44,7 +44,7 @@ extern "C" __global__ void cofk_runtime_wait(struct cofd_arena *a, int peer, int
 /* ---- copies --------------------------------------------------------------------------------- */
 
 struct copy {
-    const struct cofd_arena *arena;
+    struct cofd_arena *arena;
     unsigned char *dst;
     const unsigned char *src; /* NULL: a guard, which only fills */
     size_t bytes;
@@ -102,7 +102,10 @@ extern "C" __global__ void __launch_bounds__(kCopyThreads)
 {
     const size_t thread = static_cast<size_t>(blockIdx.x) * kCopyThreads + threadIdx.x;
     const size_t n_threads = static_cast<size_t>(gridDim.x) * kCopyThreads;
-    if (cofd_is_dead(c.arena)) {
+    /* A guard ends a call, so it looks at poison too, a read of host memory: one thread does. */
+    const bool is_dead = c.src ? cofd_is_dead(c.arena)
+                               : !cofd_block_all(threadIdx.x != 0 || !cofd_is_told(c.arena));
+    if (is_dead) {
         if (c.is_output)
             fill(c.dst, c.bytes, thread, n_threads);
         return;

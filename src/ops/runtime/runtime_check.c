@@ -79,6 +79,10 @@ static const struct cofi_runtime_case *case_at(const struct cofi_check_options *
     for (int i = 0; i < N_CASES; i++)
         if (cases[i].min_ranks <= options->n_ranks && idx-- == 0)
             return &cases[i];
+    const struct cofi_runtime_device *more = options->cuda ? cofi_check_cuda()->runtime : NULL;
+    for (int i = 0; more && i < more->n_cases; i++)
+        if (more->cases[i].min_ranks <= options->n_ranks && idx-- == 0)
+            return &more->cases[i];
     return NULL;
 }
 
@@ -111,20 +115,38 @@ static void list_caps(unsigned caps, char *text, size_t bytes)
 #undef APPEND
 }
 
+static const struct cofi_engine_ops *engine_of(const struct cofi_job *job)
+{
+    const struct cofi_engine_ops *own = job->world->ops;
+    return !job->attach ? own : own->device ? cofi_engine_cuda_attach() : &cofi_engine_attach;
+}
+
+/* Ranks of a device's engine may be threads here; the cases with processes of their own would be
+ * the same as where they are not. */
+static unsigned missing_caps(const struct cofi_job *job, const struct cofi_engine_ops *ops,
+                             unsigned wanted)
+{
+    unsigned caps = ops->caps;
+    if (cofi_runtime_are_threads(job->world))
+        caps &= ~(unsigned)COFI_CAP_PROCESSES;
+    return wanted & ~caps;
+}
+
 static cof_status run_case(struct cofi_job *job, const struct cofi_check_options *options,
                            int64_t idx, struct cofi_check_result *result)
 {
     const struct cofi_runtime_case *one = case_at(options, idx);
     struct cofi_runtime rt = {.job = job, .options = options, .result = result, .arg = one->arg,
                               .rank = job->rank, .n_ranks = job->n_ranks,
-                              .ops = job->attach ? &cofi_engine_attach : job->world->ops};
-    unsigned missing = one->caps & ~rt.ops->caps;
+                              .ops = engine_of(job)};
+    unsigned missing = missing_caps(job, rt.ops, one->caps);
     *result = (struct cofi_check_result){COFI_PASSED, ""};
     COF_FAIL_IF(job->n_ranks > COFI_RUNTIME_MAX_RANKS, COF_ERR_INTERNAL, "check: %d ranks",
                 job->n_ranks);
     if (missing) {
         result->verdict = COFI_SKIPPED;
-        snprintf(result->text, sizeof result->text, "engine %s does not have:", rt.ops->name);
+        snprintf(result->text, sizeof result->text, "engine %s %s:", rt.ops->name,
+                 missing & rt.ops->caps ? "has other ranks here than" : "does not have");
         list_caps(missing, result->text, sizeof result->text);
         return COF_OK;
     }
@@ -134,14 +156,18 @@ static cof_status run_case(struct cofi_job *job, const struct cofi_check_options
 }
 
 static const struct cofi_op_check runtime_check = {
+    .has_cuda = true,
     .n_cases = n_cases,
     .case_line = case_line,
     .shared_bytes = shared_bytes,
     .run_case = run_case,
 };
 
+extern const struct cofi_op_bench cofi_runtime_bench;
+
 const struct cofi_op cofi_op_runtime = {
     .name = "runtime",
     .summary = "what every engine must keep",
     .check = &runtime_check,
+    .bench = &cofi_runtime_bench,
 };

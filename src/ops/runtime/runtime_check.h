@@ -46,11 +46,29 @@ struct cofi_runtime_case {
 void cofi_runtime_wants(struct cofi_runtime *rt, const char *what, cof_status status,
                         cof_status wanted, const char *part);
 
-int cofi_runtime_rounds(const struct cofi_runtime *rt, int n); /* ten times as many with --full */
+/* n, or fewer where ranks share a device and run on it by turns. */
+int cofi_runtime_turns(const struct cofi_runtime *rt, int n);
+/* The same, and ten times as many with --full. */
+int cofi_runtime_rounds(const struct cofi_runtime *rt, int n);
+
+/* After the i-th of calls of the operator for tests that nobody waits for: waits now and then, so
+ * that no device's queue is full. The launch that finds it so may keep all ranks of the process
+ * from launching what empties it. */
+cof_status cofi_runtime_pace(const struct cofi_runtime *rt, int i, cof_stream stream);
+
+/* On devices; processes there have one rank each. */
+bool cofi_runtime_are_threads(const cof_world *world);
+/* Before or after something is destroyed between calls: CUDA may wait for all kernels of the
+ * process then, so ranks that are threads on devices meet. Others do not. */
+cof_status cofi_runtime_settle(struct cofi_runtime *rt);
 
 /* This rank's next random number, below n. */
 unsigned cofi_runtime_random(struct cofi_runtime *rt, unsigned n);
 void cofi_runtime_sleep_us(unsigned us);
+
+/* Zeroed memory for messages, which the ranks' device reaches too. */
+void *cofi_runtime_alloc(const cof_world *world, size_t bytes);
+void cofi_runtime_free(const cof_world *world, void *data);
 
 /* Message `idx` of rank `from` to rank `to`: every byte of it depends on all. */
 void cofi_runtime_fill(void *data, size_t bytes, uint64_t from, uint64_t to, uint64_t idx);
@@ -68,11 +86,23 @@ cof_status cofi_runtime_arena(struct cofi_runtime *rt, cof_team *team, size_t by
 struct cofi_runtime_use {
     long n_fds, n_maps;
     size_t bytes;
+    size_t device_bytes; /* taken of the device, by all processes */
 };
-struct cofi_runtime_use cofi_runtime_use(void);
+struct cofi_runtime_use cofi_runtime_use(const cof_world *world);
 
-/* The engine's own data of this rank. */
-char *cofi_runtime_data(cof_arena *arena);
+/* This rank's own data, wherever it lies. No call that uses those bytes is on. */
+cof_status cofi_runtime_read(cof_arena *arena, size_t offset, void *dst, size_t bytes);
+cof_status cofi_runtime_write(cof_arena *arena, size_t offset, const void *src, size_t bytes);
+cof_status cofi_runtime_set(cof_arena *arena, size_t offset, int byte, size_t bytes);
+/* The same at a pointer of cof_arena_view. */
+cof_status cofi_runtime_copy(cof_arena *arena, void *dst, const void *src, size_t bytes);
+/* All of it, to look at: itself, or a copy. NULL after the case failed. */
+const unsigned char *cofi_runtime_look(struct cofi_runtime *rt, cof_arena *arena);
+void cofi_runtime_look_end(cof_arena *arena, const unsigned char *data);
+
+/* Of the last call. The ranks stand still. */
+uint32_t cofi_runtime_epoch(cof_arena *arena);
+cof_status cofi_runtime_set_epoch(cof_arena *arena, uint32_t epoch);
 
 /* ---- an operator for tests: runtime_check_op.c ----
  *
@@ -92,8 +122,10 @@ struct cofi_runtime_op {
     uint64_t n_empty;
     char *fetched;      /* a message that was fetched, or the staged form of one to store */
     char wrong[200];    /* the first message that was not as it should be */
-    void (*hook)(void *arg, enum cofi_runtime_point point); /* within a call; NULL: none */
+    /* Within a call; NULL: none. Where ranks work on a device, in a thread of CUDA's. */
+    void (*hook)(void *arg, enum cofi_runtime_point point);
     void *hook_arg;
+    struct cofi_runtime_op_cuda *on_device; /* NULL: the CPU's */
 };
 
 struct cofi_runtime_call {
@@ -112,8 +144,36 @@ size_t cofi_runtime_op_payload(int n_ranks, enum cofi_runtime_form form, size_t 
 cof_status cofi_runtime_op_call(cof_world *world, struct cofi_runtime_op *op,
                                 const struct cofi_runtime_call *call, cof_stream stream);
 void cofi_runtime_op_close(struct cofi_runtime_op *op); /* local */
-/* Fails the case when a message was wrong. After the stream was synchronised. */
-void cofi_runtime_op_inspect(struct cofi_runtime *rt, const struct cofi_runtime_op *op);
+/* The first message that was wrong, or "". After the stream was synchronised. */
+const char *cofi_runtime_op_wrong(struct cofi_runtime_op *op);
+/* Fails the case when there is one. */
+void cofi_runtime_op_inspect(struct cofi_runtime *rt, struct cofi_runtime_op *op);
+
+static inline size_t cofi_runtime_op_slot(size_t max_bytes)
+{
+    return (max_bytes + COFI_LINE - 1) / COFI_LINE * COFI_LINE;
+}
+enum { COFI_RUNTIME_READY, COFI_RUNTIME_ACK, COFI_RUNTIME_PURPOSES };
+enum { COFI_RUNTIME_PUBLISHED_MARK }; /* the last call that published */
+
+/* ---- what the suite needs of CUDA: runtime_check_cuda.c ---- */
+
+struct cofi_runtime_device {
+    const struct cofi_runtime_case *cases; /* that other devices do not have */
+    int n_cases;
+    void (*name)(const cof_world *world, char *text, size_t bytes); /* its device, for options */
+    bool (*is_shared)(const cof_world *world); /* by other ranks */
+    size_t (*used_bytes)(const cof_world *world);
+    cof_status (*epoch)(cof_arena *arena, uint32_t *epoch_out);
+    cof_status (*set_epoch)(cof_arena *arena, uint32_t epoch);
+    cof_status (*op_open)(struct cofi_runtime_op *op);
+    cof_status (*op_call)(cof_world *world, struct cofi_runtime_op *op,
+                          const struct cofi_runtime_call *call, cof_stream stream);
+    void (*op_inspect)(struct cofi_runtime_op *op); /* fills in op->wrong */
+    void (*op_close)(struct cofi_runtime_op *op);
+};
+/* NULL: the world's ranks work on the CPU. */
+const struct cofi_runtime_device *cofi_runtime_device(const cof_world *world);
 
 /* ---- cases ---- */
 
@@ -138,7 +198,7 @@ cof_status cofi_runtime_wrap(struct cofi_runtime *rt);  /* arg: form | epoch of 
 cof_status cofi_runtime_lap(struct cofi_runtime *rt);   /* arg: form */
 cof_status cofi_runtime_overlay(struct cofi_runtime *rt); /* arg: number of plans */
 cof_status cofi_runtime_rebind(struct cofi_runtime *rt);
-cof_status cofi_runtime_late(struct cofi_runtime *rt);
+cof_status cofi_runtime_late(struct cofi_runtime *rt); /* arg: 1: the epoch jumps there */
 cof_status cofi_runtime_words_reused(struct cofi_runtime *rt);
 cof_status cofi_runtime_no_room(struct cofi_runtime *rt);
 

@@ -18,6 +18,10 @@ static const struct {
                 COFI_CAP_REINIT},
     {"attach", COFI_CAP_MAPPED | COFI_CAP_PROCESSES | COFI_CAP_SURVIVES_DEATH | COFI_CAP_WORLDS |
                    COFI_CAP_REINIT},
+    {"cuda", COFI_CAP_MAPPED | COFI_CAP_PROCESSES | COFI_CAP_SURVIVES_DEATH | COFI_CAP_WORLDS |
+                 COFI_CAP_REINIT},
+    {"cuda-attach", COFI_CAP_MAPPED | COFI_CAP_PROCESSES | COFI_CAP_SURVIVES_DEATH |
+                        COFI_CAP_WORLDS | COFI_CAP_REINIT},
 };
 
 static void compare_caps(struct cofi_runtime *rt)
@@ -49,25 +53,26 @@ static void compare_view(struct cofi_runtime *rt, const cof_arena *a, const cof_
 
 /* Numbers that the ranks store into each other's slab: through the view where there is one. */
 static cof_status store_through_view(struct cofi_runtime *rt, cof_arena *a,
-                                     const cof_arena_pointers *p)
+                                     const cof_arena_pointers *p, uint64_t *number)
 {
+    *number = 1000 + (uint64_t)rt->rank;
     for (int i = 0; i < rt->n_ranks; i++) {
         int peer = (rt->rank + i) % rt->n_ranks;
-        uint64_t number = 1000 + (uint64_t)rt->rank;
         if (p->base[peer])
-            ((uint64_t *)p->base[peer])[rt->rank] = number;
+            COF_TRY(cofi_runtime_copy(a, (uint64_t *)p->base[peer] + rt->rank, number, 8));
         else
-            COF_TRY(cof_put(a, peer, 8 * (size_t)rt->rank, &number, 8, COF_STREAM_NOW));
+            COF_TRY(cof_put(a, peer, 8 * (size_t)rt->rank, number, 8, COF_STREAM_NOW));
         COF_TRY(cof_signal(a, peer, 3, COF_STREAM_NOW));
     }
     for (int r = 0; r < rt->n_ranks; r++) {
+        uint64_t seen, count;
         COF_TRY(cof_wait(a, r, 3, COF_STREAM_NOW));
-        uint64_t seen = ((uint64_t *)p->base[rt->rank])[r];
+        COF_TRY(cofi_runtime_copy(a, &seen, (uint64_t *)p->base[rt->rank] + r, 8));
         COFI_EXPECT(rt, seen == 1000 + (uint64_t)r, "rank %d stored %d, here is %llu", r, 1000 + r,
                     (unsigned long long)seen);
         const char *word = (const char *)p->words[rt->rank] +
                            (3 * (size_t)rt->n_ranks + (size_t)r) * p->word_stride;
-        uint64_t count = atomic_load((_Atomic uint64_t *)(uintptr_t)word);
+        COF_TRY(cofi_runtime_copy(a, &count, word, 8));
         COFI_EXPECT(rt, count == 1, "word 3 of writer %d holds %llu after one signal", r,
                     (unsigned long long)count);
     }
@@ -83,9 +88,12 @@ cof_status cofi_runtime_capabilities(struct cofi_runtime *rt)
     COFI_EXPECT(rt, a.arena->ops == rt->ops, "the arena is of engine %s", a.arena->ops->name);
     cofi_runtime_wants(rt, "cof_arena_view", cof_arena_view(a.arena, &p), COF_OK, NULL);
     compare_view(rt, a.arena, &p, (rt->ops->caps & COFI_CAP_MAPPED) && !a.arena->force_staged);
-    cof_status status = store_through_view(rt, a.arena, &p);
+    uint64_t *number = cofi_runtime_alloc(rt->job->world, 8);
+    cof_status status = number ? store_through_view(rt, a.arena, &p, number)
+                               : COF_FAIL(COF_ERR_NOMEM, "check: no memory");
     if (status == COF_OK)
         status = cof_team_barrier(rt->job->team);
+    cofi_runtime_free(rt->job->world, number);
     cofi_check_arena_close(&a);
     return status;
 }
@@ -94,13 +102,14 @@ cof_status cofi_runtime_capabilities(struct cofi_runtime *rt)
 
 static void expect_zero(struct cofi_runtime *rt, cof_arena *a)
 {
-    const char *data = cofi_runtime_data(a);
-    for (size_t i = 0; i < cof_arena_bytes(a); i++)
+    const unsigned char *data = cofi_runtime_look(rt, a);
+    for (size_t i = 0; data && i < cof_arena_bytes(a); i++)
         if (data[i] != 0) {
             cofi_check_fail(rt->result, "byte %zu of a new arena of %zu is %#x", i,
-                            cof_arena_bytes(a), (unsigned char)data[i]);
-            return;
+                            cof_arena_bytes(a), data[i]);
+            break;
         }
+    cofi_runtime_look_end(a, data);
 }
 
 /* Sizes odd and even, each filled before it is destroyed: the next one may get the same memory. */
@@ -114,11 +123,13 @@ cof_status cofi_runtime_zeroed(struct cofi_runtime *rt)
         COFI_EXPECT(rt, cof_arena_bytes(a.arena) >= bytes, "an arena of %zu bytes has %zu", bytes,
                     cof_arena_bytes(a.arena));
         expect_zero(rt, a.arena);
-        memset(cofi_runtime_data(a.arena), 0xee, cof_arena_bytes(a.arena));
+        COF_TRY(cofi_runtime_set(a.arena, 0, 0xee, cof_arena_bytes(a.arena)));
         cof_status status = cof_signal(a.arena, (rt->rank + 1) % rt->n_ranks, 0, COF_STREAM_NOW);
         if (status == COF_OK)
             status = cof_wait(a.arena, (rt->rank + rt->n_ranks - 1) % rt->n_ranks, 0,
                               COF_STREAM_NOW);
+        if (status == COF_OK)
+            status = cofi_runtime_settle(rt);
         cofi_check_arena_close(&a);
         COF_TRY(status);
     }
@@ -130,7 +141,7 @@ static cof_status make_and_destroy(struct cofi_runtime *rt, int n, size_t bytes)
     for (int i = 0; i < n; i++) {
         struct cofi_check_arena a;
         COF_TRY(cofi_runtime_arena(rt, rt->job->team, bytes, 0, &a));
-        cofi_runtime_data(a.arena)[bytes - 1] = 1;
+        COF_TRY(cofi_runtime_set(a.arena, bytes - 1, 1, 1));
         cofi_check_arena_close(&a);
     }
     return cof_team_barrier(rt->job->team);
@@ -142,39 +153,55 @@ cof_status cofi_runtime_flat(struct cofi_runtime *rt)
 {
     const size_t bytes = (size_t)1 << 19;
     COF_TRY(make_and_destroy(rt, 10, bytes));
-    struct cofi_runtime_use before = cofi_runtime_use();
+    struct cofi_runtime_use before = cofi_runtime_use(rt->job->world);
     COF_TRY(make_and_destroy(rt, 100, bytes));
-    struct cofi_runtime_use after = cofi_runtime_use();
+    struct cofi_runtime_use after = cofi_runtime_use(rt->job->world);
     COFI_EXPECT(rt, after.n_fds <= before.n_fds + 8, "%ld descriptors, %ld after 100 arenas",
                 before.n_fds, after.n_fds);
     COFI_EXPECT(rt, after.n_maps <= before.n_maps + 40, "%ld mappings, %ld after 100 arenas",
                 before.n_maps, after.n_maps);
     COFI_EXPECT(rt, after.bytes <= before.bytes + 50 * bytes,
                 "%zu bytes mapped, %zu after 100 arenas of %zu", before.bytes, after.bytes, bytes);
+    COFI_EXPECT(rt, after.device_bytes <= before.device_bytes + 200 * bytes,
+                "%zu bytes of the device are taken, %zu after 100 arenas of %zu",
+                before.device_bytes, after.device_bytes, bytes);
     return cof_team_barrier(rt->job->team);
+}
+
+/* A number to the next rank, in each of the arenas. */
+static cof_status send_numbers(struct cofi_runtime *rt, struct cofi_check_arena *a,
+                               uint64_t *number)
+{
+    int next = (rt->rank + 1) % rt->n_ranks;
+    for (int i = 0; i < 2; i++) {
+        number[i] = (uint64_t)(7000 + 1000 * i + rt->rank);
+        COF_TRY(cof_put(a[i].arena, next, 8, &number[i], 8, COF_STREAM_NOW));
+        COF_TRY(cof_signal(a[i].arena, next, i, COF_STREAM_NOW));
+    }
+    return COF_OK;
 }
 
 /* Two at once keep apart; ranks destroy them in different orders, while peers still use them. */
 cof_status cofi_runtime_two_arenas(struct cofi_runtime *rt)
 {
     struct cofi_check_arena a[2];
-    int n = rt->n_ranks, next = (rt->rank + 1) % n, previous = (rt->rank + n - 1) % n;
-    uint64_t number[2] = {7000 + (uint64_t)rt->rank, 8000 + (uint64_t)rt->rank};
+    int previous = (rt->rank + rt->n_ranks - 1) % rt->n_ranks;
+    uint64_t *number = cofi_runtime_alloc(rt->job->world, 16);
+    COF_FAIL_IF(!number, COF_ERR_NOMEM, "check: no memory");
     COF_TRY(cofi_runtime_arena(rt, rt->job->team, 4097, 0, &a[0]));
     COF_TRY(cofi_runtime_arena(rt, rt->job->team, 64, 0, &a[1]));
-    for (int i = 0; i < 2; i++) {
-        COF_TRY(cof_put(a[i].arena, next, 8, &number[i], 8, COF_STREAM_NOW));
-        COF_TRY(cof_signal(a[i].arena, next, i, COF_STREAM_NOW));
-    }
+    COF_TRY(send_numbers(rt, a, number));
     for (int k = 0; k < 2; k++) {
         int i = rt->rank % 2 ? 1 - k : k;
         uint64_t seen;
         COF_TRY(cof_wait(a[i].arena, previous, i, COF_STREAM_NOW));
-        memcpy(&seen, cofi_runtime_data(a[i].arena) + 8, 8);
+        COF_TRY(cofi_runtime_read(a[i].arena, 8, &seen, 8));
         COFI_EXPECT(rt, seen == (uint64_t)(7000 + 1000 * i + previous),
                     "arena %d: %llu from rank %d", i, (unsigned long long)seen, previous);
         cofi_runtime_sleep_us(cofi_runtime_random(rt, 2000));
+        COF_TRY(cofi_runtime_settle(rt));
         cofi_check_arena_close(&a[i]);
     }
+    cofi_runtime_free(rt->job->world, number);
     return cof_team_barrier(rt->job->team);
 }

@@ -5,6 +5,7 @@
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,8 +26,7 @@ struct life {
     struct cofi_job job; /* for cofi_check_arena_open */
     struct cofi_check_arena a;
     struct cofi_runtime_op op;
-    size_t stamp; /* offset of the time of the end */
-    cof_stream stream; /* for the stamp */
+    struct cofi_check_blocks stamps; /* by rank: the time of the end, that all may write */
 };
 
 static int complain(const char *what, cof_status status)
@@ -42,9 +42,8 @@ static int complain(const char *what, cof_status status)
 static void end_now(struct life *l)
 {
     int64_t now = cofi_now();
-    for (int i = 1; i < l->n_ranks; i++)
-        cof_put(l->a.arena, (l->rank + i) % l->n_ranks, l->stamp, &now, sizeof now, l->stream);
-    cof_stream_sync(l->stream);
+    for (int r = 0; r < l->n_ranks; r++)
+        atomic_store((_Atomic int64_t *)l->stamps.base[r], now);
     kill(getpid(), l->stops ? SIGSTOP : SIGKILL);
 }
 
@@ -120,9 +119,8 @@ static cof_status live(struct life *l)
 static int inspect(struct life *l, cof_status status)
 {
     char names[2][64];
-    int64_t now = cofi_now(), stamp;
+    int64_t now = cofi_now(), stamp = atomic_load((_Atomic int64_t *)l->stamps.base[l->rank]);
     cof_status wanted = l->stops ? COF_ERR_TIMEOUT : COF_ERR_PEER_DEAD;
-    memcpy(&stamp, cofi_runtime_data(l->a.arena) + l->stamp, sizeof stamp);
     snprintf(names[0], sizeof names[0], "rank %d (process", l->victim);
     /* With a third rank, one may wait for another that waits for the stopped one. */
     if (l->end == COFI_RUNTIME_IN_CALL && cof_team_size(l->team) == 2)
@@ -168,8 +166,9 @@ static int go_on(struct life *l)
     if (status == COF_OK)
         status = cof_team_barrier(team); /* nobody leaves while another looks */
     int code = status != COF_OK ? complain("calls of the ranks that are left", status) : 0;
-    if (code == 0 && l->op.wrong[0]) {
-        printf("%s\n", l->op.wrong);
+    const char *wrong = code == 0 ? cofi_runtime_op_wrong(&l->op) : "";
+    if (*wrong) {
+        printf("%s\n", wrong);
         code = 1;
     }
     cofi_runtime_op_close(&l->op);
@@ -193,10 +192,12 @@ static cof_status join(struct life *l)
     l->victim = l->victim ? 0 : l->n_ranks - 1;
     l->job.world = l->world;
     l->job.team = l->team;
-    COF_TRY(cof_stream_create(l->world, 1, &l->stream));
+    const struct cofi_check_device *device = cofi_check_device(l->world);
+    if (device)
+        COF_TRY(device->open(l->world));
+    COF_TRY(cofi_check_host_blocks_open(l->team, sizeof(int64_t), &l->stamps));
     COF_TRY(cofi_check_arena_open(&l->job, l->team, 40000 + MAX_BYTES * (size_t)l->n_ranks, 1, 0,
                                   &l->a));
-    COF_TRY(cof_arena_alloc(l->a.arena, sizeof(int64_t), &l->stamp));
     return cofi_runtime_op_open(l->team, l->a.arena, "mortal", COFI_RUNTIME_PUSH, MAX_BYTES,
                                 &l->op);
 }
@@ -222,7 +223,6 @@ int cofi_runtime_child(const char *words)
     int code = inspect(&l, status);
     if (code == 0)
         code = go_on(&l);
-    cof_stream_destroy(l.stream);
     if (code == 0)
         cof_world_destroy(l.world);
     return code;

@@ -49,12 +49,11 @@ static cof_status good_calls(struct cofi_runtime *rt, cof_world *world, struct p
     return COF_OK;
 }
 
-/* After a failure `failed`: the arena stays refused, and the world works without it. */
-static cof_status look_after(struct cofi_runtime *rt, cof_world *world, struct pair *p,
-                             cof_status failed)
+/* Every call on the arena returns its error; a get fills its 37 bytes of `x`. */
+static void expect_refused(struct cofi_runtime *rt, cof_world *world, struct pair *p,
+                           cof_status failed, unsigned char *x)
 {
-    cof_team *team = cof_world_team(world);
-    unsigned char x[40] = {0}, all[40];
+    unsigned char all[40];
     memset(all, 0xff, sizeof all);
     cofi_runtime_wants(rt, "a later call", call(world, &p->op[0], 8, 1), failed, NULL);
     cofi_runtime_wants(rt, "a later call of another plan", call(world, &p->op[1], 8, 1), failed,
@@ -69,6 +68,17 @@ static cof_status look_after(struct cofi_runtime *rt, cof_world *world, struct p
                        failed, NULL);
     COFI_EXPECT(rt, !memcmp(x, all, 37) && x[37] == 0,
                 "a failed cof_get of 37 bytes left %#x .. %#x, %#x", x[0], x[36], x[37]);
+}
+
+/* After a failure `failed`: the arena stays refused, and the world works without it. */
+static cof_status look_after(struct cofi_runtime *rt, cof_world *world, struct pair *p,
+                             cof_status failed)
+{
+    cof_team *team = cof_world_team(world);
+    unsigned char *x = cofi_runtime_alloc(world, 40);
+    COF_FAIL_IF(!x, COF_ERR_NOMEM, "check: no memory");
+    expect_refused(rt, world, p, failed, x);
+    cofi_runtime_free(world, x);
     cofi_runtime_wants(rt, "cof_team_query", cof_team_query(team), failed, NULL);
     COF_TRY(cof_team_barrier(team));
     close_pair(p);
@@ -133,8 +143,8 @@ cof_status cofi_runtime_empty(struct cofi_runtime *rt)
     for (uint32_t i = 0; i < 3 && status == COF_OK; i++) {
         p.op[0].n_empty += 1 + i;
         status = call(rt->job->world, &p.op[0], 64, 1);
-        COFI_EXPECT(rt, cofi_call_epoch(&p.op[0].binding) == 5 + i, "epoch %u after empty calls",
-                    cofi_call_epoch(&p.op[0].binding));
+        uint32_t epoch = cofi_runtime_epoch(p.a.arena);
+        COFI_EXPECT(rt, epoch == 5 + i, "epoch %u after empty calls", epoch);
     }
     cofi_runtime_op_inspect(rt, &p.op[0]);
     if (status == COF_OK)

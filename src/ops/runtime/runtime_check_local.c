@@ -4,12 +4,14 @@
 #define _GNU_SOURCE /* usleep */
 #include <dirent.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "core/clock.h"
 #include "core/hash.h"
 #include "ops/runtime/runtime_check.h"
+#include "ops/runtime/runtime_check_message.h"
 
 void cofi_runtime_wants(struct cofi_runtime *rt, const char *what, cof_status status,
                         cof_status wanted, const char *part)
@@ -20,9 +22,36 @@ void cofi_runtime_wants(struct cofi_runtime *rt, const char *what, cof_status st
                 cof_status_name(wanted), part ? " with " : "", part ? part : "");
 }
 
+int cofi_runtime_turns(const struct cofi_runtime *rt, int n)
+{
+    const struct cofi_runtime_device *device = cofi_runtime_device(rt->job->world);
+    if (n <= 8 || !device || !device->is_shared(rt->job->world))
+        return n;
+    return n / 4 > 8 ? n / 4 : 8;
+}
+
 int cofi_runtime_rounds(const struct cofi_runtime *rt, int n)
 {
-    return rt->options->full ? 10 * n : n;
+    return cofi_runtime_turns(rt, n) * (rt->options->full ? 10 : 1);
+}
+
+cof_status cofi_runtime_pace(const struct cofi_runtime *rt, int i, cof_stream stream)
+{
+    enum { QUEUE = 512 }; /* half of what a stream takes */
+    int n_calls = QUEUE / (6 * rt->n_ranks + 8); /* launches of a call */
+    if (!cofi_check_device(rt->job->world) || i % (n_calls + 1) != n_calls)
+        return COF_OK;
+    return cof_stream_sync(stream);
+}
+
+bool cofi_runtime_are_threads(const cof_world *world)
+{
+    return world->ops->device && world->n_ranks > 1 && world->hello[0].pid == world->hello[1].pid;
+}
+
+cof_status cofi_runtime_settle(struct cofi_runtime *rt)
+{
+    return cofi_runtime_are_threads(rt->job->world) ? cof_team_barrier(rt->job->team) : COF_OK;
 }
 
 unsigned cofi_runtime_random(struct cofi_runtime *rt, unsigned n)
@@ -37,30 +66,46 @@ void cofi_runtime_sleep_us(unsigned us)
         usleep(us);
 }
 
+/* ---- the device ---- */
+
+const struct cofi_runtime_device *cofi_runtime_device(const cof_world *world)
+{
+    const struct cofi_check_device *device = cofi_check_device(world);
+    return device ? device->runtime : NULL;
+}
+
+void *cofi_runtime_alloc(const cof_world *world, size_t bytes)
+{
+    const struct cofi_check_device *device = cofi_check_device(world);
+    void *data = device ? device->alloc(bytes) : malloc(bytes ? bytes : 1);
+    if (data)
+        memset(data, 0, bytes);
+    return data;
+}
+
+void cofi_runtime_free(const cof_world *world, void *data)
+{
+    const struct cofi_check_device *device = cofi_check_device(world);
+    if (device)
+        device->free(data);
+    else
+        free(data);
+}
+
 /* ---- messages ---- */
-
-static uint64_t key_of(uint64_t from, uint64_t to, uint64_t idx)
-{
-    return cofi_check_random(from << 32 | to, 3, idx);
-}
-
-static unsigned char byte_of(uint64_t key, size_t i)
-{
-    return (unsigned char)((key >> (i % 8 * 8)) + i / 8 * 37);
-}
 
 void cofi_runtime_fill(void *data, size_t bytes, uint64_t from, uint64_t to, uint64_t idx)
 {
-    uint64_t key = key_of(from, to, idx);
+    uint64_t key = cofi_message_key(from, to, idx);
     for (size_t i = 0; i < bytes; i++)
-        ((unsigned char *)data)[i] = byte_of(key, i);
+        ((unsigned char *)data)[i] = cofi_message_byte(key, i);
 }
 
 long cofi_runtime_compare(const void *data, size_t bytes, uint64_t from, uint64_t to, uint64_t idx)
 {
-    uint64_t key = key_of(from, to, idx);
+    uint64_t key = cofi_message_key(from, to, idx);
     for (size_t i = 0; i < bytes; i++)
-        if (((const unsigned char *)data)[i] != byte_of(key, i))
+        if (((const unsigned char *)data)[i] != cofi_message_byte(key, i))
             return (long)i;
     return -1;
 }
@@ -77,6 +122,12 @@ cof_status cofi_runtime_world(struct cofi_runtime *rt, cof_world **world_out)
     o.n_ranks = rt->n_ranks;
     o.rank = rt->rank;
     o.job = job;
+    const struct cofi_runtime_device *on = cofi_runtime_device(rt->job->world);
+    char device[32];
+    if (on) {
+        on->name(rt->job->world, device, sizeof device);
+        o.device = device;
+    }
     o.engine = rt->job->world->engine;
     o.n_threads = 1;
     o.run_timeout = 20;
@@ -89,10 +140,73 @@ cof_status cofi_runtime_arena(struct cofi_runtime *rt, cof_team *team, size_t by
     return cofi_check_arena_open(rt->job, team, bytes, 4, first_epoch, arena_out);
 }
 
-char *cofi_runtime_data(cof_arena *arena)
+/* ---- own data ---- */
+
+cof_status cofi_runtime_copy(cof_arena *arena, void *dst, const void *src, size_t bytes)
 {
-    cof_arena_pointers p = COF_ARENA_POINTERS_INIT;
-    return cof_arena_view(arena, &p) == COF_OK ? p.base[p.rank] : NULL;
+    const struct cofi_check_device *device = cofi_check_device(arena->team->world);
+    if (device)
+        return device->copy(arena->team->world, dst, src, bytes);
+    memcpy(dst, src, bytes);
+    return COF_OK;
+}
+
+cof_status cofi_runtime_read(cof_arena *arena, size_t offset, void *dst, size_t bytes)
+{
+    return cofi_runtime_copy(arena, dst, cofi_arena_data(arena) + offset, bytes);
+}
+
+cof_status cofi_runtime_write(cof_arena *arena, size_t offset, const void *src, size_t bytes)
+{
+    return cofi_runtime_copy(arena, cofi_arena_data(arena) + offset, src, bytes);
+}
+
+cof_status cofi_runtime_set(cof_arena *arena, size_t offset, int byte, size_t bytes)
+{
+    const struct cofi_check_device *device = cofi_check_device(arena->team->world);
+    if (device)
+        return device->fill(arena->team->world, cofi_arena_data(arena) + offset, byte, bytes);
+    memset(cofi_arena_data(arena) + offset, byte, bytes);
+    return COF_OK;
+}
+
+const unsigned char *cofi_runtime_look(struct cofi_runtime *rt, cof_arena *arena)
+{
+    size_t bytes = cof_arena_bytes(arena);
+    if (!cofi_check_device(arena->team->world))
+        return (unsigned char *)cofi_arena_data(arena);
+    unsigned char *data = malloc(bytes + 1);
+    cof_status status = data ? cofi_runtime_read(arena, 0, data, bytes)
+                             : COF_FAIL(COF_ERR_NOMEM, "check: no memory for %zu bytes", bytes);
+    if (status == COF_OK)
+        return data;
+    cofi_check_fail(rt->result, "the arena's data: %.300s", cof_last_error());
+    free(data);
+    return NULL;
+}
+
+void cofi_runtime_look_end(cof_arena *arena, const unsigned char *data)
+{
+    if (cofi_check_device(arena->team->world))
+        free((void *)(uintptr_t)data);
+}
+
+uint32_t cofi_runtime_epoch(cof_arena *arena)
+{
+    const struct cofi_runtime_device *device = cofi_runtime_device(arena->team->world);
+    uint32_t epoch = 0;
+    if (!device)
+        return atomic_load(&arena->epoch);
+    return device->epoch(arena, &epoch) == COF_OK ? epoch : 0;
+}
+
+cof_status cofi_runtime_set_epoch(cof_arena *arena, uint32_t epoch)
+{
+    const struct cofi_runtime_device *device = cofi_runtime_device(arena->team->world);
+    if (device)
+        return device->set_epoch(arena, epoch);
+    atomic_store(&arena->epoch, epoch);
+    return COF_OK;
 }
 
 /* ---- what this process holds ---- */
@@ -108,9 +222,11 @@ static long count_fds(void)
     return n;
 }
 
-struct cofi_runtime_use cofi_runtime_use(void)
+struct cofi_runtime_use cofi_runtime_use(const cof_world *world)
 {
-    struct cofi_runtime_use use = {.n_fds = count_fds()};
+    const struct cofi_runtime_device *device = cofi_runtime_device(world);
+    struct cofi_runtime_use use = {.n_fds = count_fds(),
+                                   .device_bytes = device ? device->used_bytes(world) : 0};
     FILE *file = fopen("/proc/self/maps", "re");
     char line[512];
     while (file && fgets(line, sizeof line, file)) {

@@ -9,8 +9,8 @@
 #include "ops/runtime/runtime_check.h"
 #include "symm/stream.h"
 
-enum { READY, ACK, N_PURPOSES };
-enum { PUBLISHED_MARK }; /* the last call that published */
+enum { READY = COFI_RUNTIME_READY, ACK = COFI_RUNTIME_ACK };
+enum { PUBLISHED_MARK = COFI_RUNTIME_PUBLISHED_MARK };
 
 struct one_call {
     struct cofi_runtime_op *op;
@@ -18,14 +18,9 @@ struct one_call {
     uint64_t idx, n_empty;
 };
 
-static size_t slot_bytes(size_t max_bytes)
-{
-    return (max_bytes + COFI_LINE - 1) / COFI_LINE * COFI_LINE;
-}
-
 size_t cofi_runtime_op_payload(int n_ranks, enum cofi_runtime_form form, size_t max_bytes)
 {
-    return slot_bytes(max_bytes) * (form == COFI_RUNTIME_PULL ? 1 : (size_t)n_ranks);
+    return cofi_runtime_op_slot(max_bytes) * (form == COFI_RUNTIME_PULL ? 1 : (size_t)n_ranks);
 }
 
 cof_status cofi_runtime_op_open(cof_team *team, cof_arena *arena, const char *name,
@@ -40,25 +35,40 @@ cof_status cofi_runtime_op_open(cof_team *team, cof_arena *arena, const char *na
         &(struct cofi_binding_spec){
             .op = name, .payload_bytes = cofi_runtime_op_payload(cof_team_size(team), form,
                                                                  max_bytes),
-            .n_purposes = N_PURPOSES, .acks = 1u << ACK},
+            .n_purposes = COFI_RUNTIME_PURPOSES, .acks = 1u << ACK},
         &op->binding);
+    const struct cofi_runtime_device *device = cofi_runtime_device(team->world);
+    if (status == COF_OK && device)
+        status = device->op_open(op);
     if (status != COF_OK) {
-        free(op->fetched);
-        op->fetched = NULL;
+        char text[COFI_ERROR_TEXT_BYTES];
+        memcpy(text, cof_last_error(), sizeof text);
+        cofi_runtime_op_close(op);
+        return cofi_fail_text(status, text);
     }
-    return status;
+    return COF_OK;
 }
 
 void cofi_runtime_op_close(struct cofi_runtime_op *op)
 {
+    if (op->on_device)
+        cofi_check_cuda()->runtime->op_close(op);
     cofi_arena_unbind(&op->binding);
     free(op->fetched);
     op->fetched = NULL;
 }
 
-void cofi_runtime_op_inspect(struct cofi_runtime *rt, const struct cofi_runtime_op *op)
+const char *cofi_runtime_op_wrong(struct cofi_runtime_op *op)
 {
-    COFI_EXPECT(rt, !op->wrong[0], "%s", op->wrong);
+    if (op->on_device)
+        cofi_check_cuda()->runtime->op_inspect(op);
+    return op->wrong;
+}
+
+void cofi_runtime_op_inspect(struct cofi_runtime *rt, struct cofi_runtime_op *op)
+{
+    const char *wrong = cofi_runtime_op_wrong(op);
+    COFI_EXPECT(rt, !*wrong, "%s", wrong);
 }
 
 /* ---- one call, on a stream ---- */
@@ -120,7 +130,7 @@ static cof_status push(const struct one_call *c)
 {
     struct cofi_binding *b = &c->op->binding;
     int n = b->arena->n_ranks, rank = b->arena->rank;
-    size_t slot = slot_bytes(c->op->max_bytes);
+    size_t slot = cofi_runtime_op_slot(c->op->max_bytes);
     cofi_runtime_sleep_us(c->call.write_delay);
     for (int i = 1; i < n; i++) {
         int reader = (rank + i) % n;
@@ -163,6 +173,8 @@ cof_status cofi_runtime_op_call(cof_world *world, struct cofi_runtime_op *op,
     struct cofi_cpu_stream *s;
     COF_FAIL_IF(call->bytes > op->max_bytes, COF_ERR_INTERNAL, "check: a message of %zu bytes",
                 call->bytes);
+    if (op->on_device)
+        return cofi_runtime_device(world)->op_call(world, op, call, stream);
     COF_TRY(cofi_stream_begin(world, stream, &s));
     return cofi_stream_end(world, stream, cofi_cpu_enqueue(s, run_call, &c, sizeof c, 0));
 }

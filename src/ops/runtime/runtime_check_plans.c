@@ -61,6 +61,8 @@ cof_status cofi_runtime_calls(struct cofi_runtime *rt)
         struct cofi_runtime_call call = call_of(rt, (uint64_t)i);
         delay_some(rt, &call);
         status = cofi_runtime_op_call(rt->job->world, &op, &call, stream);
+        if (status == COF_OK)
+            status = cofi_runtime_pace(rt, i, stream);
     }
     status = leave(rt, status, stream);
     cofi_runtime_op_inspect(rt, &op);
@@ -128,7 +130,7 @@ cof_status cofi_runtime_wrap(struct cofi_runtime *rt)
         delay_some(rt, &call);
         status = cofi_runtime_op_call(rt->job->world, is_seldom ? &seldom : &op, &call,
                                       COF_STREAM_NOW);
-        uint32_t epoch = cofi_call_epoch(&op.binding);
+        uint32_t epoch = cofi_runtime_epoch(a.arena);
         COFI_EXPECT(rt, epoch == after(first, i), "call %u has epoch %u, wanted %u", i, epoch,
                     after(first, i));
         if (status == COF_OK && i % 3 == 0)
@@ -158,7 +160,7 @@ static cof_status some_calls(struct cofi_runtime *rt, struct cofi_runtime_op *op
 static cof_status jump(struct cofi_runtime *rt, cof_arena *a, uint32_t epoch)
 {
     COF_TRY(cof_team_barrier(rt->job->team));
-    atomic_store(&a->epoch, epoch);
+    COF_TRY(cofi_runtime_set_epoch(a, epoch));
     return cof_team_barrier(rt->job->team);
 }
 
@@ -180,8 +182,8 @@ static cof_status lap(struct cofi_runtime *rt, cof_arena *a, struct cofi_runtime
     struct cofi_runtime_call call = {.bytes = 100, .direction = 1};
     call.write_delay = rt->rank == rt->n_ranks - 1 ? 20000 : 0;
     COF_TRY(cofi_runtime_op_call(rt->job->world, seldom, &call, COF_STREAM_NOW));
-    COFI_EXPECT(rt, cofi_call_epoch(&op->binding) == 7, "epoch %u, wanted 7 again",
-                cofi_call_epoch(&op->binding));
+    uint32_t epoch = cofi_runtime_epoch(a);
+    COFI_EXPECT(rt, epoch == 7, "epoch %u, wanted 7 again", epoch);
     return some_calls(rt, op, 3);
 }
 

@@ -18,9 +18,20 @@ struct shared_arena {
 
 static const char *const names[MAX_PLANS] = {"first", "second", "third"};
 
-static char *region_of(struct shared_arena *s, int i)
+static cof_status fill_region(struct shared_arena *s, int i)
 {
-    return cofi_runtime_data(s->a.arena) + s->region[i];
+    unsigned char bytes[REGION_BYTES];
+    cofi_runtime_fill(bytes, REGION_BYTES, 5, (uint64_t)i, 0);
+    return cofi_runtime_write(s->a.arena, s->region[i], bytes, REGION_BYTES);
+}
+
+static void inspect_region(struct cofi_runtime *rt, struct shared_arena *s, int i)
+{
+    unsigned char bytes[REGION_BYTES];
+    cof_status status = cofi_runtime_read(s->a.arena, s->region[i], bytes, REGION_BYTES);
+    cofi_runtime_wants(rt, "reading a region", status, COF_OK, NULL);
+    COFI_EXPECT(rt, cofi_runtime_compare(bytes, REGION_BYTES, 5, (uint64_t)i, 0) < 0,
+                "region %d of cof_arena_alloc was written by a plan", i);
 }
 
 /* Room for the largest payload, all words, and the regions; one region before all plans are there,
@@ -42,7 +53,7 @@ static cof_status open_shared(struct cofi_runtime *rt, uint32_t first_epoch, str
         COFI_EXPECT(rt, s->region[i] % COFI_LINE == 0 && s->region[i] >= payload,
                     "region %d at %zu, under the payload of %zu or not aligned", i, s->region[i],
                     payload);
-        cofi_runtime_fill(region_of(s, i), REGION_BYTES, 5, (uint64_t)i, 0);
+        COF_TRY(fill_region(s, i));
     }
     return cof_team_barrier(rt->job->team);
 }
@@ -50,8 +61,7 @@ static cof_status open_shared(struct cofi_runtime *rt, uint32_t first_epoch, str
 static void close_shared(struct cofi_runtime *rt, struct shared_arena *s)
 {
     for (int i = 0; i < N_REGIONS; i++)
-        COFI_EXPECT(rt, cofi_runtime_compare(region_of(s, i), REGION_BYTES, 5, (uint64_t)i, 0) < 0,
-                    "region %d of cof_arena_alloc was written by a plan", i);
+        inspect_region(rt, s, i);
     for (int i = 0; i < s->n_plans; i++) {
         cofi_runtime_op_inspect(rt, &s->op[i]);
         cofi_runtime_op_close(&s->op[i]);
@@ -82,6 +92,8 @@ cof_status cofi_runtime_overlay(struct cofi_runtime *rt)
         uint64_t plan = cofi_check_random(rt->options->seed, 43, (uint64_t)i);
         status = cofi_runtime_op_call(rt->job->world, &s.op[plan % (uint64_t)s.n_plans], &call,
                                       stream);
+        if (status == COF_OK)
+            status = cofi_runtime_pace(rt, i, stream);
     }
     cof_status synced = cof_stream_sync(stream);
     status = status == COF_OK ? synced : status;
@@ -140,13 +152,24 @@ cof_status cofi_runtime_rebind(struct cofi_runtime *rt)
     return status;
 }
 
+/* As after many calls; the ranks stand still. */
+static cof_status jump(struct cofi_runtime *rt, struct shared_arena *s, uint32_t epoch)
+{
+    struct cofi_runtime_call call = {.bytes = 9};
+    COF_TRY(cofi_runtime_op_call(rt->job->world, &s->op[0], &call, COF_STREAM_NOW));
+    COF_TRY(cof_team_barrier(rt->job->team));
+    COF_TRY(cofi_runtime_set_epoch(s->a.arena, epoch));
+    return cof_team_barrier(rt->job->team);
+}
+
 /* Made when the epoch is past the half of its range, where words that are 0 would count as acks of
  * any call to come. Readers are slow. */
 cof_status cofi_runtime_late(struct cofi_runtime *rt)
 {
+    const uint32_t epoch = (UINT32_C(1) << 31) + 12345;
     struct shared_arena s = {.n_plans = 2};
-    COF_TRY(open_shared(rt, (UINT32_C(1) << 31) + 12345, &s));
-    cof_status status = COF_OK;
+    COF_TRY(open_shared(rt, rt->arg ? 0 : epoch, &s));
+    cof_status status = rt->arg ? jump(rt, &s, epoch) : COF_OK;
     for (int i = 0; i < cofi_runtime_rounds(rt, 6) && status == COF_OK; i++) {
         struct cofi_runtime_call call = {.bytes = 5 + (size_t)i};
         status = cofi_runtime_op_call(rt->job->world, &s.op[0], &call, COF_STREAM_NOW);
@@ -174,7 +197,7 @@ cof_status cofi_runtime_words_reused(struct cofi_runtime *rt)
     struct shared_arena s = {.n_plans = MAX_PLANS};
     COF_TRY(open_shared(rt, (UINT32_C(1) << 31) + 12345, &s));
     cof_status status = COF_OK;
-    for (int i = 0; i < 300 && status == COF_OK; i++) {
+    for (int i = 0; i < cofi_runtime_turns(rt, 300) && status == COF_OK; i++) {
         struct cofi_runtime_op *op = &s.op[1 + i % 2];
         struct cofi_runtime_call call = {.bytes = 1 + (size_t)i};
         cofi_runtime_op_inspect(rt, op);

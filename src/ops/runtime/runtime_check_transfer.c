@@ -33,16 +33,18 @@ static bool is_canary(const unsigned char *data, size_t begin, size_t end)
 static void inspect_slots(struct cofi_runtime *rt, cof_arena *a, const struct slots *s,
                           uint64_t idx)
 {
-    const unsigned char *data = (unsigned char *)cofi_runtime_data(a);
+    const unsigned char *data = cofi_runtime_look(rt, a);
     size_t end = 0;
-    for (int w = 0; w < rt->n_ranks; w++) {
+    for (int w = 0; data && w < rt->n_ranks; w++) {
         size_t at = slot_offset(s, w);
         long bad = cofi_runtime_compare(data + at, s->bytes, (uint64_t)w, (uint64_t)rt->rank, idx);
         COFI_EXPECT(rt, bad < 0, "put by rank %d: byte %ld of %zu is wrong", w, bad, s->bytes);
         COFI_EXPECT(rt, is_canary(data, end, at), "put by rank %d: wrote in front of it", w);
         end = at + s->bytes;
     }
-    COFI_EXPECT(rt, is_canary(data, end, cof_arena_bytes(a)), "a put wrote behind the last slot");
+    COFI_EXPECT(rt, !data || is_canary(data, end, cof_arena_bytes(a)),
+                "a put wrote behind the last slot");
+    cofi_runtime_look_end(a, data);
 }
 
 /* Sources and destinations at odd addresses. */
@@ -63,7 +65,7 @@ static cof_status get_from_all(struct cofi_runtime *rt, cof_arena *a, const stru
                                uint64_t idx, cof_stream stream)
 {
     struct cofi_guard guard;
-    COF_TRY(cofi_guard_alloc(&guard, s->bytes + 8));
+    COF_TRY(cofi_guard_alloc_for(cofi_check_device(rt->job->world), &guard, s->bytes + 8));
     cof_status status = COF_OK;
     for (int i = 0; i < rt->n_ranks * rt->n_ranks && status == COF_OK; i++) {
         int peer = i % rt->n_ranks, writer = i / rt->n_ranks;
@@ -86,7 +88,7 @@ static cof_status get_from_all(struct cofi_runtime *rt, cof_arena *a, const stru
 static cof_status put_get_round(struct cofi_runtime *rt, cof_arena *a, const struct slots *s,
                                 uint64_t idx, unsigned char *sources, cof_stream stream)
 {
-    memset(cofi_runtime_data(a), CANARY, cof_arena_bytes(a));
+    COF_TRY(cofi_runtime_set(a, 0, CANARY, cof_arena_bytes(a)));
     COF_TRY(cof_team_barrier(rt->job->team));
     COF_TRY(put_to_all(rt, a, s, idx, sources, stream));
     COF_TRY(cof_team_barrier(rt->job->team));
@@ -100,7 +102,7 @@ cof_status cofi_runtime_put_get(struct cofi_runtime *rt)
     struct slots s = {.bytes = rt->arg, .stride = rt->arg + CANARY + 16};
     struct cofi_check_arena a;
     cof_stream stream;
-    unsigned char *sources = malloc((size_t)rt->n_ranks * s.stride);
+    unsigned char *sources = cofi_runtime_alloc(rt->job->world, (size_t)rt->n_ranks * s.stride);
     COF_FAIL_IF(!sources, COF_ERR_NOMEM, "check: no memory for messages of %zu bytes", s.bytes);
     COF_TRY(cofi_runtime_arena(rt, rt->job->team, (size_t)rt->n_ranks * s.stride + CANARY, 0, &a));
     cof_status status = cof_stream_create(rt->job->world, 1, &stream);
@@ -109,18 +111,14 @@ cof_status cofi_runtime_put_get(struct cofi_runtime *rt)
                                                                            : COF_STREAM_NOW);
     cof_stream_destroy(stream);
     cofi_check_arena_close(&a);
-    free(sources);
+    cofi_runtime_free(rt->job->world, sources);
     return status;
 }
 
 /* ---- arguments ------------------------------------------------------------------------------ */
 
-cof_status cofi_runtime_ranges(struct cofi_runtime *rt)
+static void expect_refusals(struct cofi_runtime *rt, cof_arena *a, char *x)
 {
-    struct cofi_check_arena check_arena;
-    COF_TRY(cofi_runtime_arena(rt, rt->job->team, 256, 0, &check_arena));
-    cof_arena *a = check_arena.arena;
-    char x[16] = "";
     const cof_stream now = COF_STREAM_NOW;
     size_t end = cof_arena_bytes(a);
     int n = rt->n_ranks;
@@ -145,10 +143,32 @@ cof_status cofi_runtime_ranges(struct cofi_runtime *rt)
 #undef WANTS
     cofi_runtime_wants(rt, "0 bytes at the end", cof_put(a, 0, end, x, 0, now), COF_OK, NULL);
     cofi_runtime_wants(rt, "0 bytes from the end", cof_get(a, x, 0, end, 0, now), COF_OK, NULL);
+}
+
+/* Memory that the device does not reach. */
+static void expect_unreachable(struct cofi_runtime *rt, cof_arena *a)
+{
+    char x[8] = "";
+    cofi_runtime_wants(rt, "a source on the stack", cof_put(a, 0, 0, x, 8, COF_STREAM_NOW),
+                       COF_ERR_INVALID, "src");
+    cofi_runtime_wants(rt, "a destination on the stack", cof_get(a, x, 0, 0, 8, COF_STREAM_NOW),
+                       COF_ERR_INVALID, "dst");
+}
+
+cof_status cofi_runtime_ranges(struct cofi_runtime *rt)
+{
+    struct cofi_check_arena a;
+    char *x = cofi_runtime_alloc(rt->job->world, 16);
+    COF_FAIL_IF(!x, COF_ERR_NOMEM, "check: no memory");
+    COF_TRY(cofi_runtime_arena(rt, rt->job->team, 256, 0, &a));
+    expect_refusals(rt, a.arena, x);
+    if (cofi_check_device(rt->job->world))
+        expect_unreachable(rt, a.arena);
     cofi_runtime_wants(rt, "team after refused arguments", cof_team_query(rt->job->team), COF_OK,
                        NULL);
     COF_TRY(cof_team_barrier(rt->job->team));
-    cofi_check_arena_close(&check_arena);
+    cofi_runtime_free(rt->job->world, x);
+    cofi_check_arena_close(&a);
     return COF_OK;
 }
 
@@ -227,7 +247,8 @@ cof_status cofi_runtime_message_passing(struct cofi_runtime *rt)
     struct cofi_check_arena a;
     cof_stream stream;
     size_t bytes = BATCH * (size_t)rt->n_ranks * rt->arg;
-    struct mail m = {rt->arg, malloc(bytes), malloc(bytes)};
+    const cof_world *world = rt->job->world;
+    struct mail m = {rt->arg, cofi_runtime_alloc(world, bytes), cofi_runtime_alloc(world, bytes)};
     cof_status status = m.sent && m.received ? COF_OK : COF_FAIL(COF_ERR_NOMEM, "check: no memory");
     COF_TRY(cofi_runtime_arena(rt, rt->job->team, (size_t)rt->n_ranks * rt->arg, 0, &a));
     COF_TRY(cof_stream_create(rt->job->world, 1, &stream));
@@ -238,8 +259,8 @@ cof_status cofi_runtime_message_passing(struct cofi_runtime *rt)
         status = cof_team_barrier(rt->job->team);
     cof_stream_destroy(stream);
     cofi_check_arena_close(&a);
-    free(m.sent);
-    free(m.received);
+    cofi_runtime_free(world, m.sent);
+    cofi_runtime_free(world, m.received);
     return status;
 }
 
@@ -264,25 +285,27 @@ cof_status cofi_runtime_causality(struct cofi_runtime *rt)
     struct cofi_check_arena a;
     COF_TRY(cofi_runtime_arena(rt, rt->job->team, 128, 0, &a));
     int n_rounds = cofi_runtime_rounds(rt, 600 / rt->n_ranks);
-    uint64_t message[8] = {0}, sum = (uint64_t)(rt->n_ranks * (rt->n_ranks - 1) / 2);
-    cof_status status = COF_OK;
+    uint64_t *message = cofi_runtime_alloc(rt->job->world, 64);
+    uint64_t sum = (uint64_t)(rt->n_ranks * (rt->n_ranks - 1) / 2);
+    cof_status status = message ? COF_OK : COF_FAIL(COF_ERR_NOMEM, "check: no memory");
     for (int i = 0; i < n_rounds && status == COF_OK; i++) {
         bool by_get = i % 2;
         if (rt->rank == 0)
             status = pass_on(rt, a.arena, by_get, message);
         if (status == COF_OK)
             status = take_over(rt, a.arena, by_get, message);
-        for (int k = 0; k < 8; k++)
+        for (int k = 0; k < 8 && status == COF_OK; k++)
             message[k] += (uint64_t)rt->rank;
         if (status == COF_OK && rt->rank != 0)
             status = pass_on(rt, a.arena, by_get, message);
-        for (int k = 0; k < 8 && rt->rank == 0; k++)
+        for (int k = 0; k < 8 && rt->rank == 0 && status == COF_OK; k++)
             COFI_EXPECT(rt, message[k] == (uint64_t)(i + 1) * sum,
                         "round %d: number %d is %llu after all ranks, wanted %llu", i, k,
                         (unsigned long long)message[k], (unsigned long long)(i + 1) * sum);
     }
     if (status == COF_OK)
         status = cof_team_barrier(rt->job->team);
+    cofi_runtime_free(rt->job->world, message);
     cofi_check_arena_close(&a);
     return status;
 }
@@ -325,7 +348,8 @@ cof_status cofi_runtime_signal_count(struct cofi_runtime *rt)
 }
 
 /* N signals, late a put and signal N + 1. */
-static cof_status signal_late(struct cofi_runtime *rt, cof_arena *a, int n_early, uint64_t round)
+static cof_status signal_late(struct cofi_runtime *rt, cof_arena *a, int n_early,
+                              const uint64_t *round)
 {
     for (int i = 0; i < n_early * rt->n_ranks; i++)
         if (i % rt->n_ranks != rt->rank)
@@ -334,23 +358,23 @@ static cof_status signal_late(struct cofi_runtime *rt, cof_arena *a, int n_early
     cofi_runtime_sleep_us(3000);
     for (int i = 1; i < rt->n_ranks; i++) {
         int peer = (rt->rank + i) % rt->n_ranks;
-        COF_TRY(cof_put(a, peer, 0, &round, 8, COF_STREAM_NOW));
+        COF_TRY(cof_put(a, peer, 0, round, 8, COF_STREAM_NOW));
         COF_TRY(cof_signal(a, peer, 1, COF_STREAM_NOW));
     }
     return COF_OK;
 }
 
 static cof_status wait_for_next(struct cofi_runtime *rt, cof_arena *a, int n_early, uint64_t round,
-                                cof_stream stream)
+                                uint64_t *seen, cof_stream stream)
 {
-    uint64_t seen = 0;
     int signaller = (int)(round % (uint64_t)rt->n_ranks);
+    *seen = 0;
     for (int i = 0; i < n_early + 1; i++)
         COF_TRY(cof_wait(a, signaller, 1, stream));
-    COF_TRY(cof_get(a, &seen, rt->rank, 0, 8, stream));
+    COF_TRY(cof_get(a, seen, rt->rank, 0, 8, stream));
     cof_status met = cof_team_barrier(rt->job->team), read = cof_stream_sync(stream);
-    COFI_EXPECT(rt, seen == round, "wait %d was released by signal %d (round %llu, read %llu)",
-                n_early + 1, n_early, (unsigned long long)round, (unsigned long long)seen);
+    COFI_EXPECT(rt, *seen == round, "wait %d was released by signal %d (round %llu, read %llu)",
+                n_early + 1, n_early, (unsigned long long)round, (unsigned long long)*seen);
     return met != COF_OK ? met : read;
 }
 
@@ -362,14 +386,17 @@ cof_status cofi_runtime_next_signal(struct cofi_runtime *rt)
     cof_stream stream;
     COF_TRY(cofi_runtime_arena(rt, rt->job->team, 64, 0, &a));
     COF_TRY(cof_stream_create(rt->job->world, 1, &stream));
-    cof_status status = COF_OK;
+    uint64_t *number = cofi_runtime_alloc(rt->job->world, 8);
+    cof_status status = number ? COF_OK : COF_FAIL(COF_ERR_NOMEM, "check: no memory");
     for (int round = 1; round <= cofi_runtime_rounds(rt, 12) && status == COF_OK; round++) {
+        *number = (uint64_t)round;
         status = round % rt->n_ranks == rt->rank
-                     ? signal_late(rt, a.arena, round % 6, (uint64_t)round)
-                     : wait_for_next(rt, a.arena, round % 6, (uint64_t)round, stream);
+                     ? signal_late(rt, a.arena, round % 6, number)
+                     : wait_for_next(rt, a.arena, round % 6, (uint64_t)round, number, stream);
         if (status == COF_OK)
             status = cof_team_barrier(rt->job->team);
     }
+    cofi_runtime_free(rt->job->world, number);
     cof_stream_destroy(stream);
     cofi_check_arena_close(&a);
     return status;

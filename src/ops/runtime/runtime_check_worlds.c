@@ -53,6 +53,8 @@ cof_status cofi_runtime_worlds(struct cofi_runtime *rt)
         status = cof_team_barrier(cof_world_team(other));
     close_place(rt, &p[1]);
     cof_world_destroy(other);
+    if (status == COF_OK)
+        status = cofi_runtime_settle(rt);
     for (int i = 0; i < 5 && status == COF_OK; i++)
         status = call_place(&p[0], 300);
     cofi_runtime_wants(rt, "the first world's team", cof_team_query(rt->job->team), COF_OK, NULL);
@@ -111,9 +113,9 @@ cof_status cofi_runtime_reinit(struct cofi_runtime *rt)
         COF_TRY(status);
         COF_TRY(cof_team_barrier(rt->job->team));
         if (i == 4)
-            before = cofi_runtime_use();
+            before = cofi_runtime_use(rt->job->world);
     }
-    struct cofi_runtime_use after = cofi_runtime_use();
+    struct cofi_runtime_use after = cofi_runtime_use(rt->job->world);
     COFI_EXPECT(rt, after.n_fds <= before.n_fds + 8 && after.n_maps <= before.n_maps + 60,
                 "%ld descriptors and %ld mappings after 5 worlds, %ld and %ld after all",
                 before.n_fds, before.n_maps, after.n_fds, after.n_maps);

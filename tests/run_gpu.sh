@@ -1,0 +1,167 @@
+#!/usr/bin/env bash
+# SPDX-FileCopyrightText: The Cofuse authors
+# SPDX-License-Identifier: Apache-2.0
+#
+# tests/run_gpu.sh [--json FILE] [--only REGEX] [--limit SECONDS] [--list]: the tests that need CUDA
+# devices, on the first visible device and, where there are several, on all.
+#
+# A line for each row, whose output is shown when it fails. REGEX selects rows by their names
+# (--list), so that a machine lent for minutes can do a part at a time. A row is killed after
+# SECONDS [300]. Exit code 1 when a row fails, and where there is no device.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 2
+json='' only='' limit=300 list=''
+while [ $# -gt 0 ]; do
+    case $1 in
+    --json) json=${2:?} && shift 2 ;;
+    --only) only=${2:?} && shift 2 ;;
+    --limit) limit=${2:?} && shift 2 ;;
+    --list) list=1 && shift ;;
+    *) echo "usage: tests/run_gpu.sh [--json FILE] [--only REGEX] [--limit SECONDS] [--list]" >&2
+        exit 2 ;;
+    esac
+done
+
+die() {
+    echo "test-gpu: $*" >&2
+    exit 1
+}
+
+# ---- the machine ----
+
+driver='' names=()
+if [ -z "$list" ]; then
+    [ -x build/cofuse ] || die "there is no build/cofuse: run make first"
+    build/cofuse check runtime --device cuda --list >/dev/null || die "no CUDA in this build"
+    mapfile -t names < <(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null)
+    [ ${#names[@]} -gt 0 ] || die "no CUDA device: nvidia-smi names none; nothing was tested"
+    driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -n 1)
+fi
+if [ -n "${CUDA_VISIBLE_DEVICES:-}" ]; then
+    IFS=, read -ra visible <<<"$CUDA_VISIBLE_DEVICES"
+else
+    mapfile -t visible < <(seq 0 $((${#names[@]} > 0 ? ${#names[@]} - 1 : 1)))
+fi
+all=$(IFS=, && echo "${visible[*]}")
+
+# ---- rows ----
+
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+rows=() n_failed=0 n_rows=0
+
+quoted() { # as a JSON string
+    local text=${1//\\/\\\\}
+    text=${text//\"/\\\"}
+    printf '"%s"' "${text//$'\n'/ }"
+}
+
+# row NAME DEVICES RANKS "VARIABLE=value ..." COMMAND...
+row() {
+    local name=$1 devices=$2 ranks=$3 environment=$4 begin took rc counts word verdict=ok
+    local passed=0 failed=0 skipped=0
+    shift 4
+    [[ $name =~ $only ]] || return 0
+    if [ -n "$list" ]; then
+        echo "$name"
+        return 0
+    fi
+    local variables=("CUDA_VISIBLE_DEVICES=$devices")
+    for word in $environment; do
+        variables+=("$word")
+    done
+    begin=${EPOCHREALTIME/./}
+    env "${variables[@]}" timeout -k 5 "$limit" "$@" >"$scratch/log" 2>&1 </dev/null
+    rc=$?
+    took=$(((${EPOCHREALTIME/./} - begin) / 100000))
+    took=$((took / 10)).$((took % 10))
+    counts=$(grep -oE '^[0-9]+ passed, [0-9]+ failed(, [0-9]+ skipped)?$' "$scratch/log")
+    counts=${counts##*$'\n'}
+    if [ -n "$counts" ]; then
+        read -r passed _ failed _ skipped _ <<<"$counts 0"
+    fi
+    skipped=${skipped:-0}
+    [ -n "$counts" ] || counts="no counts"
+    if [ $rc -ne 0 ]; then
+        verdict=FAIL
+        n_failed=$((n_failed + 1))
+        case $rc in
+        124 | 137) counts+=", over the limit of $limit s" ;;
+        *) counts+=", exit $rc" ;;
+        esac
+        [ "$failed" -gt 0 ] || failed=1
+    fi
+    printf '%-4s %-34s %-36s %7s s\n' $verdict "$name" "$counts" "$took"
+    [ $rc -eq 0 ] || tail -n 60 "$scratch/log" | head -c 12000 | sed 's/^/     /'
+    n_rows=$((n_rows + 1))
+    rows+=("$(printf '{"name": %s, "command": %s, "environment": %s, "ranks": %s, "devices": %s, ' \
+        "$(quoted "$name")" "$(quoted "$*")" "$(quoted "${variables[*]}")" "$ranks" \
+        "$(awk -F, '{ print NF }' <<<"$devices")")$(
+        printf '"passed": %s, "failed": %s, "skipped": %s, "exit": %s, "seconds": %s}' \
+            "$passed" "$failed" "$skipped" "$rc" "$took")")
+}
+
+# check NAME DEVICES RANKS "VARIABLE=value ..." OPTIONS AND PATTERNS...
+check() {
+    local name=$1 devices=$2 ranks=$3 environment=$4
+    shift 4
+    row "$name/ranks=$ranks" "$devices" "$ranks" "$environment" \
+        build/cofuse check "$@" --device cuda --ranks "$ranks"
+}
+
+# What the memory checker has time for: every kernel of the runtime, each kind of call.
+small=('*case=put_get bytes=4097*' '*case=put_get memory=device bytes=4099*' '*form=chain*'
+    '*case=calls *' '*case=wrap form=push epoch=1 *' '*case=sharing plans=2*' '*case=tagged*'
+    '*case=streams*' '*case=graph form=calls*' '*case=zeroed form=two*')
+
+on_devices() { # on_devices NAME DEVICES LEAST_RANKS
+    local name=$1 devices=$2 least=$3 ranks
+    for ranks in 1 2 4 8; do
+        [ $ranks -ge "$least" ] || continue
+        check "$name/shm" "$devices" $ranks '' runtime
+        check "$name/thread" "$devices" $ranks CUDA_DEVICE_MAX_CONNECTIONS=32 runtime \
+            --engine thread
+        [ $ranks -le 4 ] || continue
+        check "$name/attach" "$devices" $ranks '' runtime --engine attach
+        check "$name/ipc" "$devices" $ranks COFUSE_CUDA_MEMORY=ipc runtime
+        [ $ranks -ge 2 ] || continue
+        check "$name/staged" "$devices" $ranks COFUSE_FORCE_STAGED=1 runtime
+        check "$name/connections=1" "$devices" $ranks CUDA_DEVICE_MAX_CONNECTIONS=1 runtime
+    done
+    if [ -n "$list" ] || command -v compute-sanitizer >/dev/null; then
+        row "$name/memcheck/ranks=2" "$devices" 2 COFUSE_TIMEOUT=120 \
+            compute-sanitizer --tool memcheck --target-processes all --error-exitcode 9 \
+            build/cofuse check "${small[@]}" --device cuda --ranks 2
+    else
+        echo "skip $name/memcheck/ranks=2: there is no compute-sanitizer"
+    fi
+}
+
+on_devices one "${visible[0]}" 1
+if [ ${#visible[@]} -gt 1 ]; then
+    on_devices all "$all" 2
+fi
+[ -z "$list" ] || exit 0
+
+# ---- what came of it ----
+
+if [ -n "$json" ]; then
+    {
+        printf '{\n  "date": "%s",\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)"
+        printf '  "command": %s,\n' "$(quoted "tests/run_gpu.sh${only:+ --only $only}")"
+        printf '  "machine": {"gpus": [%s], "n_gpus": %s, "driver": %s},\n' "$(
+            for i in "${!names[@]}"; do
+                [ "$i" -eq 0 ] || printf ', '
+                quoted "${names[$i]}"
+            done
+        )" ${#names[@]} "$(quoted "$driver")"
+        printf '  "rows": [\n'
+        for i in "${!rows[@]}"; do
+            printf '    %s%s\n' "${rows[$i]}" "$([ "$i" -eq $((${#rows[@]} - 1)) ] || echo ,)"
+        done
+        printf '  ]\n}\n'
+    } >"$json"
+fi
+[ $n_rows -gt 0 ] || die "no row matches \"$only\" (--list prints them)"
+echo "$((n_rows - n_failed)) passed, $n_failed failed"
+[ $n_failed -eq 0 ]
