@@ -1,16 +1,12 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* Worlds whose ranks work on CUDA devices: opening the device, the page that kernels look at, and
- * the tables of functions. */
-#define _GNU_SOURCE
+/* Worlds whose ranks work on CUDA devices: opening the device, streams, and the tables of
+ * functions. */
 #include "symm/engine_cuda.h"
 
 #include <limits.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include "backend/cuda/driver_cuda.h"
 #include "core/config.h"
@@ -19,76 +15,6 @@
 _Static_assert(COF_ERR_MISMATCH == -10 && COF_ERR_TIMEOUT == -20 && COF_ERR_PEER_DEAD == -30 &&
                    COFI_PEER_LEFT == 1 && sizeof(_Atomic int) == 4,
                "what devices store and read");
-
-/* ---- the page ------------------------------------------------------------------------------- */
-
-/* Shared, so that fork does not part it from what the device reads. */
-static cof_status map_page(cof_world *w, struct cofi_cuda_page *p)
-{
-    size_t words = COFI_CUDA_TEAMS * sizeof(uint64_t), page = (size_t)sysconf(_SC_PAGESIZE);
-    p->bytes = cofi_round_up(words + (size_t)w->n_ranks * sizeof *w->state, page);
-    void *at = mmap(NULL, p->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    COF_FAIL_IF(at == MAP_FAILED, COF_ERR_NOMEM, "world: no memory");
-    p->host = at;
-    COF_CUDA(cudaHostRegister(at, p->bytes, cudaHostRegisterPortable | cudaHostRegisterMapped));
-    p->is_registered = true;
-    void *device = NULL;
-    COF_CUDA(cudaHostGetDevicePointer(&device, at, 0));
-    p->device = device;
-    _Atomic int *state = (_Atomic int *)(void *)(p->host + words);
-    for (int r = 0; r < w->n_ranks; r++)
-        atomic_store(&state[r], atomic_load(&w->state[r]));
-    p->own_state = w->state;
-    w->state = state;
-    return COF_OK;
-}
-
-/* Under the world's lock: teams that live on get their words back. In a child of fork the page is
- * left as it is: it is the parent's. */
-static void leave_page(cof_world *w, const struct cofi_cuda_page *p, bool is_child)
-{
-    if (p->own_state) {
-        for (int r = 0; r < w->n_ranks && !is_child; r++)
-            atomic_store(&p->own_state[r], atomic_load(&w->state[r]));
-        w->state = p->own_state;
-    }
-    for (cof_team *t = w->teams; t; t = t->next)
-        if (t->abort != &t->own_abort) {
-            if (!is_child)
-                atomic_store(&t->own_abort, atomic_load(t->abort));
-            t->abort = &t->own_abort;
-        }
-}
-
-static void unmap_page(struct cofi_cuda_page *p, bool is_child)
-{
-    if (p->is_registered && !is_child && cudaHostUnregister(p->host) != cudaSuccess)
-        cudaGetLastError();
-    if (p->host)
-        munmap(p->host, p->bytes);
-    free(p);
-}
-
-static _Atomic uint64_t *take_abort_word(cof_world *w)
-{
-    struct cofi_cuda_page *p = w->device->page;
-    for (int i = 0; i < COFI_CUDA_TEAMS; i++) {
-        bool is_free = false;
-        if (!atomic_compare_exchange_strong(&p->is_taken[i], &is_free, true))
-            continue;
-        _Atomic uint64_t *word = (_Atomic uint64_t *)(void *)p->host + i;
-        atomic_store(word, 0);
-        return word;
-    }
-    COF_FAIL(COF_ERR_NOMEM, "team: this world has %d teams, and takes no more", COFI_CUDA_TEAMS);
-    return NULL;
-}
-
-static void drop_abort_word(cof_world *w, _Atomic uint64_t *word)
-{
-    struct cofi_cuda_page *p = w->device->page;
-    atomic_store(&p->is_taken[word - (_Atomic uint64_t *)(void *)p->host], false);
-}
 
 /* ---- the device ----------------------------------------------------------------------------- */
 
@@ -169,9 +95,7 @@ static cof_status open_here(cof_world *w, struct cofi_cuda_world *d)
     COF_TRY(cofi_cuda_load_kernels());
     COF_CUDA(cudaStreamCreateWithFlags(&d->now, cudaStreamNonBlocking));
     COF_CUDA(cudaStreamCreateWithFlags(&d->setup, cudaStreamNonBlocking));
-    d->page = calloc(1, sizeof *d->page);
-    COF_FAIL_IF(!d->page, COF_ERR_NOMEM, "world: no memory");
-    return map_page(w, d->page);
+    return cofi_cuda_page_open(w);
 }
 
 /* What it has made so far is undone by close. */
@@ -214,12 +138,10 @@ static void close_world(cof_world *w)
     bool is_entered = !is_child && (d->now || d->page) &&
                       cofi_cuda_enter(d->device, &scope) == COF_OK;
     pthread_mutex_lock(&w->lock);
-    if (d->page)
-        leave_page(w, d->page, is_child);
+    cofi_cuda_page_leave(w, is_child);
     w->device = NULL;
     pthread_mutex_unlock(&w->lock);
-    if (d->page)
-        unmap_page(d->page, is_child);
+    cofi_cuda_page_close(d->page, is_child);
     if (is_entered) {
         close_streams(d);
         cofi_cuda_leave(&scope);
@@ -329,8 +251,8 @@ static const struct cofi_device_ops device_ops = {
     .open = open_world,
     .join = cofi_cuda_join,
     .close = close_world,
-    .take_abort_word = take_abort_word,
-    .drop_abort_word = drop_abort_word,
+    .take_abort_word = cofi_cuda_take_abort_word,
+    .drop_abort_word = cofi_cuda_drop_abort_word,
     .stream_now = stream_now,
     .stream_open = stream_open,
     .stream_close = stream_close,

@@ -2,7 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0 */
 /* The engine of CUDA devices, as its files see it.
  *
- *   engine_cuda.c    worlds: device, abort words, tables of functions
+ *   engine_cuda.c    worlds: device, streams, tables of functions
+ *   page_cuda.c      abort words and states of ranks, where kernels see them
  *   join_cuda.c      what ranks tell each other, and the proof that they reach each other
  *   device_peers.c   who reaches whom, from what all ranks told (no CUDA calls)
  *   share_cuda.c     device memory of all ranks, mapped on all
@@ -83,6 +84,16 @@ static inline struct cofi_cuda_control *cofi_cuda_control(const struct cofi_cuda
 
 /* join_cuda.c: the slot of struct cofi_device_ops. */
 cof_status cofi_cuda_join(cof_world *world);
+
+/* page_cuda.c. What open has made so far is undone by leave and close. */
+cof_status cofi_cuda_page_open(cof_world *world);
+/* Under the world's lock: teams that live on get their words back. In a child of fork the page is
+ * left as it is: it is the parent's. */
+void cofi_cuda_page_leave(cof_world *world, bool is_child);
+void cofi_cuda_page_close(struct cofi_cuda_page *page, bool is_child); /* NULL: none */
+/* The slots of struct cofi_device_ops. */
+_Atomic uint64_t *cofi_cuda_take_abort_word(cof_world *world);
+void cofi_cuda_drop_abort_word(cof_world *world, _Atomic uint64_t *word);
 
 /* watch_cuda.c: a thread that notices ranks that die or leave while kernels wait. */
 cof_status cofi_cuda_watch_start(cof_world *world, struct cofi_cuda_watch **watch_out);
