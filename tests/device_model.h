@@ -38,6 +38,7 @@
 #define NO_CREDIT 12
 #define TAG_BEFORE_PAYLOAD 13
 #define ONE_HALF 14
+#define ACKS_OF_ZERO 15
 /* Barriers of a block, by their place in device_call.h. Those of a reset stand beside others. */
 #define NO_SYNC_SIGNAL 20
 #define NO_SYNC_BEGIN_READ 23
@@ -310,7 +311,9 @@ struct plan {
             memcpy(b.name, is_push ? "push" : "pull", 4);
             b.n_purposes = N_PURPOSES;
             b.acks = 1u << ACK_WORD;
-            cofd_set_words(b.arena, b.words_offset, ACK_WORD, m->spec.first_epoch - 1);
+            const uint32_t now = b.arena->epoch; /* as begin_words and begin_acks of src/symm */
+            cofd_set_words(b.arena, b.words_offset, ACK_WORD,
+                           BREAK == ACKS_OF_ZERO ? 0 : now ? now : m->spec.first_epoch - 1);
             m->ranks[size_t(r)].bindings[ordinal] = reinterpret_cast<uintptr_t>(&b);
         }
         m->next_words += sizeof(struct cofi_line) * N_PURPOSES * size_t(m->spec.n_ranks);

@@ -57,6 +57,7 @@ calls NO_RESET
 calls SIGNAL_BEFORE_DATA
 calls ACK_BEFORE_READ
 calls END_BEFORE_READ
+calls ACKS_OF_ZERO
 calls NO_SYNC_SIGNAL
 calls NO_SYNC_BEGIN_READ
 calls NO_SYNC_BEGIN
@@ -76,4 +77,4 @@ controls | tee "$scratch/lines"
 n_passed=$(grep -c '^ok ' "$scratch/lines")
 n_failed=$(grep -c '^not ok ' "$scratch/lines")
 echo "$n_passed passed, $n_failed failed"
-[ "$n_failed" -eq 0 ] && [ "$n_passed" -eq 20 ]
+[ "$n_failed" -eq 0 ] && [ "$n_passed" -eq 21 ]

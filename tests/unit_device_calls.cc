@@ -171,6 +171,28 @@ static void lap(int n_ranks, bool is_push)
     pthread_barrier_destroy(&barrier);
 }
 
+/* A plan that is made when the epoch is beyond 2^31, where an ack of 0 is one to come. */
+static void late_plan(int n_ranks, bool is_push)
+{
+    model m({n_ranks});
+    plan early(&m, is_push);
+    auto calls = [&](plan *p) {
+        m.run([&](int r) {
+            delays d = {uint64_t(400 + r)};
+            for (int i = 0; i < 20 && p->call(r, size_of(uint64_t(i)), N_MAX, &d); i++)
+                if (r == n_ranks - 1)
+                    p->ack_late_us[size_t(r)] = 300;
+        });
+    };
+    calls(&early);
+    for (int r = 0; r < n_ranks; r++)
+        m.arena(r)->epoch = UINT32_C(3) << 30 | 99;
+    plan late(&m, is_push);
+    calls(&late);
+    for (int r = 0; r < n_ranks; r++)
+        CHECK(late.n_made[size_t(r)] == 20, "rank %d", r);
+}
+
 int main()
 {
     records();
@@ -185,6 +207,8 @@ int main()
                 wrap(n, form & 1, reset, form & 2 ? 3 : 1);
         lap(n, false);
         lap(n, true);
+        late_plan(n, false);
+        late_plan(n, true);
         /* Blocks of more and of fewer threads than there are others to signal. */
         one_plan(n, true, true, 2, n_calls / 10);
         overlay(n, 2, n_calls / 10);

@@ -5,9 +5,9 @@
  * them run in threads under ThreadSanitizer.
  *
  * Pairing everywhere: data is stored plainly by the threads of a block, cofd_block_sync, then one
- * thread does store_release_sys on the word; the reader does load_acquire_sys on it, cofd_block_sync,
- * then plain loads. PTX memory model 8.8: release and acquire patterns are cumulative over bar.sync,
- * so no fence is needed beside them. */
+ * thread does store_release_sys on the word; the reader does load_acquire_sys on it,
+ * cofd_block_sync, then plain loads. PTX memory model 8.8: release and acquire patterns are
+ * cumulative over bar.sync, so no fence is needed beside them. */
 #ifndef COFI_ORDER_H
 #define COFI_ORDER_H
 

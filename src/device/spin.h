@@ -48,7 +48,8 @@ struct cofd_wait {
     const struct cofd_wait_options *options;
 };
 
-/* The first failure of this rank tells everybody: the record, then the poison. */
+/* The first failure of this rank tells everybody: the record, then the poison. Its own host is told
+ * first: kernels that find the arena dead end at once, and the host may look when they have. */
 COFD_FN void cofd_fail(const struct cofd_wait *w, int status, uint64_t seen)
 {
     struct cofd_arena *a = w->arena;
@@ -69,7 +70,7 @@ COFD_FN void cofd_fail(const struct cofd_wait *w, int status, uint64_t seen)
         cofd_store_relaxed_sys(&f->step[i], w->options->step[i]);
     cofd_store_release_sys(&f->status, COFD_STATUS_BITS(status));
     uint64_t code = COFD_STATUS_BITS(status) | COFI_POISON_FAULT | (uint64_t)(a->rank + 1) << 32;
-    for (int i = 1; i <= a->n_ranks; i++)
+    for (int i = 0; i < a->n_ranks; i++)
         cofd_store_release_sys(&a->control[(a->rank + i) % a->n_ranks]->poison.value, code);
 }
 
@@ -105,18 +106,13 @@ COFD_FN bool cofd_is_told(struct cofd_arena *a)
 }
 
 /* What ends this wait: a status to fail with, COFD_IS_DEAD, or 0. Another rank's poison is taken by
- * the host; an end of the team is told to ranks that may not know of it. */
+ * the host; an end of the team, whose status the host knows, is told to ranks that may not. */
 COFD_FN int cofd_look(const struct cofd_wait *w)
 {
     struct cofd_arena *a = w->arena;
     if (cofd_is_told(a))
         return COFD_IS_DEAD;
-    const uint64_t ended = cofd_load_acquire_sys(a->abort);
-    if (ended != 0) {
-        const int status = (int16_t)(uint16_t)ended;
-        return status < 0 ? status : COFD_ERR_PEER_DEAD;
-    }
-    if (cofd_has_left(a, w->writer))
+    if (cofd_load_acquire_sys(a->abort) != 0 || cofd_has_left(a, w->writer))
         return COFD_ERR_PEER_DEAD;
     return w->binding && cofd_is_in_another_call(w) ? COFD_ERR_MISMATCH : 0;
 }

@@ -27,19 +27,26 @@ static cudaError_t read_bytes(const cof_arena *a, void *dst, const char *src, si
 
 /* ---- what can be known of a block ----------------------------------------------------------- */
 
-/* Another rank's block may be memory that the driver does not find by its address. */
+/* What is wrong with the memory there; NULL: nothing. An address that the driver does not know must
+ * not be copied from: where devices page host memory in, that may end the process. */
+static const char *wrong_memory(const char *at)
+{
+    switch (cofi_cuda_memory_type(at)) {
+    case cudaMemoryTypeDevice: return NULL;
+    case cudaMemoryTypeHost: return "is memory of the host";
+    case cudaMemoryTypeManaged: return "is managed memory";
+    default: return "is memory that CUDA does not know";
+    }
+}
+
 static cof_status check_type(const cof_arena *a, int r)
 {
-    struct cudaPointerAttributes attr = {.type = cudaMemoryTypeUnregistered};
-    if (cudaPointerGetAttributes(&attr, a->base[r]) != cudaSuccess)
-        cudaGetLastError();
-    const char *is = attr.type == cudaMemoryTypeHost      ? "is memory of the host"
-                     : attr.type == cudaMemoryTypeManaged ? "is managed memory"
-                     : attr.type == cudaMemoryTypeUnregistered && r == a->rank
-                         ? "is memory that CUDA does not know"
-                         : NULL;
-    COF_FAIL_IF(is, COF_ERR_INVALID, "peers.base[%d] = %p: %s; wanted device memory", r,
-                (void *)a->base[r], is);
+    const char *base = a->base[r], *wrong = wrong_memory(base);
+    COF_FAIL_IF(wrong, COF_ERR_INVALID, "peers.base[%d] = %p: %s; wanted device memory", r,
+                (const void *)base, wrong);
+    wrong = wrong_memory(base + a->slab_bytes - 1);
+    COF_FAIL_IF(wrong, COF_ERR_INVALID, "peers.base[%d] = %p: byte %zu %s; wanted device memory", r,
+                (const void *)base, a->slab_bytes - 1, wrong);
     return COF_OK;
 }
 

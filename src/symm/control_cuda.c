@@ -252,6 +252,23 @@ static cof_status copy_binding(const struct cofi_binding *b, struct cofd_binding
     return COF_OK;
 }
 
+/* Ack words begin near the present epoch, which only the device knows once it has made calls: from
+ * 2^31 on an ack of 0 would look like one to come. */
+static cof_status begin_acks(const struct cofi_binding *b)
+{
+    const struct cofi_cuda_arena *m = cofi_cuda_arena(b->arena);
+    uint32_t now = 0;
+    if (b->acks == 0)
+        return COF_OK;
+    COF_CUDA(cudaMemcpyAsync(&now, &m->on_device->epoch, sizeof now, cudaMemcpyDeviceToHost,
+                             m->setup));
+    COF_CUDA(cudaStreamSynchronize(m->setup));
+    for (int p = 0; p < b->n_purposes && now != 0; p++)
+        if (b->acks >> p & 1)
+            COF_TRY(cofi_cuda_set_words(b->arena, b->words_offset, p, now));
+    return COF_OK;
+}
+
 cof_status cofi_cuda_bind(struct cofi_binding *b)
 {
     struct cofi_cuda_arena *m = cofi_cuda_arena(b->arena);
@@ -261,6 +278,8 @@ cof_status cofi_cuda_bind(struct cofi_binding *b)
                 COFD_MAX_PLANS);
     COF_TRY(cofi_cuda_enter(m->device, &scope));
     cof_status status = copy_binding(b, m->bindings + place);
+    if (status == COF_OK)
+        status = begin_acks(b);
     cofi_cuda_leave(&scope);
     COF_TRY(status);
     b->on_device = m->bindings + place;

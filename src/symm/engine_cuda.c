@@ -283,22 +283,12 @@ static cof_status stream_sync(void *stream)
     return status;
 }
 
-static cof_status type_of(const void *at, enum cudaMemoryType *type_out)
-{
-    struct cudaPointerAttributes attr = {.type = cudaMemoryTypeUnregistered};
-    COF_CUDA(cudaPointerGetAttributes(&attr, at));
-    *type_out = attr.type;
-    return COF_OK;
-}
-
 static cof_status check_memory(cof_arena *a, const char *name, const void *at)
 {
     struct cofi_cuda_scope scope;
-    enum cudaMemoryType type = cudaMemoryTypeUnregistered;
     COF_TRY(cofi_cuda_enter(cofi_cuda_arena(a)->device, &scope));
-    cof_status status = type_of(at, &type);
+    enum cudaMemoryType type = cofi_cuda_memory_type(at);
     cofi_cuda_leave(&scope);
-    COF_TRY(status);
     COF_FAIL_IF(type == cudaMemoryTypeUnregistered, COF_ERR_INVALID,
                 "%s = %p: memory that CUDA does not know: wanted device memory, or pinned memory "
                 "of the host", name, at);

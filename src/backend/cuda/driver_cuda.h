@@ -26,6 +26,7 @@
     X(address_range, PFN_cuMemGetAddressRange_v3020, "cuMemGetAddressRange_v2")                    \
     X(granularity, PFN_cuMemGetAllocationGranularity_v10020, "cuMemGetAllocationGranularity")      \
     X(create, PFN_cuMemCreate_v10020, "cuMemCreate")                                               \
+    X(retain, PFN_cuMemRetainAllocationHandle_v11000, "cuMemRetainAllocationHandle")               \
     X(release, PFN_cuMemRelease_v10020, "cuMemRelease")                                            \
     X(export_handle, PFN_cuMemExportToShareableHandle_v10020, "cuMemExportToShareableHandle")      \
     X(import_handle, PFN_cuMemImportFromShareableHandle_v10020,                                    \

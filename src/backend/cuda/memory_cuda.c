@@ -31,6 +31,27 @@ uint64_t cofi_cuda_process(void)
     return process_number;
 }
 
+/* ---- any memory ----------------------------------------------------------------------------- */
+
+/* Some of what is mapped by descriptors has no attributes. */
+static bool is_mapped_vmm(const void *at)
+{
+    CUmemGenericAllocationHandle handle;
+    if (cofi_driver()->retain(&handle, (void *)(uintptr_t)at) != CUDA_SUCCESS)
+        return false;
+    cofi_driver()->release(handle);
+    return true;
+}
+
+enum cudaMemoryType cofi_cuda_memory_type(const void *at)
+{
+    struct cudaPointerAttributes attr = {.type = cudaMemoryTypeUnregistered};
+    if (cudaPointerGetAttributes(&attr, at) != cudaSuccess)
+        cudaGetLastError();
+    return attr.type == cudaMemoryTypeUnregistered && is_mapped_vmm(at) ? cudaMemoryTypeDevice
+                                                                         : attr.type;
+}
+
 /* ---- making --------------------------------------------------------------------------------- */
 
 static size_t round_up(size_t bytes, size_t to)
