@@ -29,8 +29,8 @@ static void take_control(cof_arena *a, struct cofi_cuda_arena *m)
 }
 
 /* Rank 0's block of the driver's host memory, on every rank. Letting it go never waits, as
- * cudaHostUnregister does for all kernels of the process. *has_block_out, alike on all ranks: whether
- * there is such memory. */
+ * cudaHostUnregister does for all kernels of the process. *has_block_out, alike on all ranks:
+ * whether there is such memory. */
 static cof_status map_driver_memory(cof_arena *a, struct cofi_cuda_arena *m, bool *has_block_out)
 {
     cof_team *t = a->team;
