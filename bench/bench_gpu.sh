@@ -2,8 +2,8 @@
 # SPDX-FileCopyrightText: The Cofuse authors
 # SPDX-License-Identifier: Apache-2.0
 #
-# bench/bench_gpu.sh [--json FILE] [--ranks LIST] [PATTERN...]: what `make bench-gpu` runs: the
-# cases of CUDA devices, each on the numbers of ranks that tell something about it. PATTERN and --ranks
+# bench/bench_gpu.sh [--json FILE] [--ranks LIST] [PATTERN...]: what `make bench-gpu` runs: the cases
+# of CUDA devices, each on the numbers of ranks that tell something about it. PATTERN and --ranks
 # choose others: the variants of `build/cofuse bench --device cuda --list`. Further options go to
 # `cofuse bench` (--processes 5, --engine thread, ...).
 set -uo pipefail
