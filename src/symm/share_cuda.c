@@ -78,12 +78,20 @@ static cof_status take_turn(struct share *s, int rank)
     return cofi_team_agree(turn, "device memory", status);
 }
 
-static cof_status hand_over(struct share *s)
+/* Every turn ends with an agreement. */
+static cof_status take_turns(struct share *s)
+{
+    for (int r = 0; r < s->team->n_ranks; r++)
+        COF_TRY(take_turn(s, r));
+    return COF_OK;
+}
+
+static cof_status open_handles(struct share *s)
 {
     cof_status status = COF_OK;
     for (int r = 0; r < s->team->n_ranks && status == COF_OK; r++)
-        status = s->own->is_vmm ? take_turn(s, r) : import(s, r, -1);
-    return status;
+        status = import(s, r, -1);
+    return cofi_team_agree(s->team, "device memory", status);
 }
 
 cof_status cofi_cuda_map_blocks(cof_team *t, const struct cofi_cuda_block *own,
@@ -97,7 +105,7 @@ cof_status cofi_cuda_map_blocks(cof_team *t, const struct cofi_cuda_block *own,
         status = cofi_team_exchange(t, "device memory", &handle, s.handles, sizeof handle);
     }
     if (status == COF_OK)
-        status = cofi_team_agree(t, "device memory", hand_over(&s));
+        status = own->is_vmm ? take_turns(&s) : open_handles(&s);
     for (int r = 0; r < t->n_ranks && status != COF_OK; r++)
         cofi_cuda_block_close(&blocks[r]);
     if (s.own_fd >= 0)
