@@ -51,7 +51,7 @@ help:
 	@echo "make test-gpu what needs CUDA devices, on one and on all; build/test-gpu.json"
 	@echo "make check    every kernel against its reference"
 	@echo "make bench    times the same calls; build/bench.json"
-	@echo "make bench-gpu  the same on CUDA devices; build/bench-gpu.json"
+	@echo "make bench-gpu the same on CUDA devices; build/bench-gpu.json"
 	@echo "make asan     unit tests and a short check under AddressSanitizer; also: ubsan, tsan"
 	@echo "make install  into PREFIX ($(PREFIX))"
 	@echo "make clean    removes build/"

@@ -2,10 +2,10 @@
 # SPDX-FileCopyrightText: The Cofuse authors
 # SPDX-License-Identifier: Apache-2.0
 #
-# bench/bench_gpu.sh [--json FILE] [--ranks LIST] [PATTERN...]: what `make bench-gpu` runs: the cases
-# of CUDA devices, each on the numbers of ranks that tell something about it. PATTERN and --ranks
-# choose others: the variants of `build/cofuse bench --device cuda --list`. Further options go to
-# `cofuse bench` (--processes 5, --engine thread, ...).
+# bench/bench_gpu.sh [--json FILE] [--ranks LIST] [PATTERN...]: what `make bench-gpu` runs: the
+# cases of CUDA devices, each on the numbers of ranks that tell something about it. PATTERN and
+# --ranks choose others: the variants of `build/cofuse bench --device cuda --list`. Further options
+# go to `cofuse bench` (--processes 5, --engine thread, ...).
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
 
@@ -36,8 +36,8 @@ while [ $# -gt 0 ]; do
     esac
 done
 
-# Transfers between two ranks. Alone they are copies of a device's own memory, and four tell what
-# sharing a device costs: by one size. Signals in all numbers.
+# Transfers between two ranks; by one size alone too, which copies within a device, and by four,
+# which may have to share devices. Signals by two and four.
 if [ ${#patterns[@]} -eq 0 ]; then
     patterns=('form=get *ranks=2 ' 'form=put *ranks=2 ' 'form=put by=call bytes=67108864 ranks='
         'form=get by=call bytes=67108864 ranks=' 'form=round *ranks=2 ' 'form=round *ranks=4 '

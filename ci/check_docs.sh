@@ -22,8 +22,25 @@ results_of() { # cpu|cuda
         [[ $1:$is_cuda =~ ^(cpu:0|cuda:[1-9].*)$ ]] && echo "$file"
     done
 }
+# Documents of tests/run_gpu.sh, which has a row on each line.
+checks() {
+    local file row=''
+    row+='^ *\{"name": "([^"]*)", .*"ranks": ([0-9]+), "devices": ([0-9]+), "passed": ([0-9]+), '
+    row+='"failed": ([0-9]+), "skipped": ([0-9]+), "exit": [0-9]+, "seconds": ([0-9.]+)\},?$'
+    for file in bench/results/*.json; do
+        grep -q '"rows": \[' "$file" 2>/dev/null || continue
+        printf '\n%s\n' "From \`$file\` (\`tests/run_gpu.sh\`), $(
+            sed -nE 's/^ *"date": "([0-9-]*).*/\1/p' "$file"), $(
+            sed -nE 's/.*"n_gpus": ([0-9]+), "driver": "([^"]*)".*/devices: \1, driver \2/p' \
+                "$file"):"
+        printf '\n| cases | ranks | devices | passed | failed | skipped | seconds |\n%s\n' \
+            '|---|---|---|---|---|---|---|'
+        sed -nE "s/$row/| \\1 | \\2 | \\3 | \\4 | \\5 | \\6 | \\7 |/p" "$file"
+    done
+}
 measurements() { # cpu|cuda
     local file files
+    [ "$1" = cpu ] || checks
     mapfile -t files < <(results_of "$1")
     [ ${#files[@]} -gt 0 ] || printf '\nNo run is stored yet.\n'
     for file in "${files[@]}"; do

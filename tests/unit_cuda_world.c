@@ -193,6 +193,11 @@ static void test_attach(int rank, int n_ranks, const char *job, void *arg)
     cof_arena *a = NULL;
     static char host[BYTES] __attribute__((aligned(128)));
     size_t bytes = cof_arena_attach_bytes(team, BYTES, 1);
+    int n_devices = 0;
+    cudaGetDeviceCount(&n_devices);
+    cudaSetDevice(rank % n_devices);
+    if (n_devices > 1) /* plain pointers serve in one process, once peers may be reached */
+        cudaDeviceEnablePeerAccess((rank + 1) % n_devices, 0);
     CHECK(cudaMalloc(&blocks[rank], bytes) == cudaSuccess, "no device memory");
     CHECK_OK(cof_team_barrier(team));
     void *base[N] = {blocks[0], blocks[1]}, *swapped[N] = {blocks[1], blocks[0]};
@@ -205,6 +210,10 @@ static void test_attach(int rank, int n_ranks, const char *job, void *arg)
     void *wrong[N] = {host, host};
     peers.base = wrong;
     CHECK_FAILS(cof_arena_attach(team, &peers, &a), COF_ERR_INVALID, "peers.base[0]");
+    void *foreign[N] = {blocks[1 - rank], blocks[1 - rank]};
+    peers.base = foreign;
+    if (n_devices > 1)
+        CHECK_FAILS(cof_arena_attach(team, &peers, &a), COF_ERR_INVALID, "is memory of device");
     peers.base = base;
     CHECK_OK(cof_arena_attach(team, &peers, &a));
     CHECK_OK(cof_signal(a, 1 - rank, 0, COF_STREAM_NOW));

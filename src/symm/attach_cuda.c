@@ -50,6 +50,18 @@ static cof_status check_type(const cof_arena *a, int r)
     return COF_OK;
 }
 
+/* The own block is of the own device: what others store there, this rank's kernels see. */
+static cof_status check_own_device(const cof_arena *a)
+{
+    const int wanted = cofi_cuda_arena(a)->device;
+    struct cudaPointerAttributes attributes;
+    COF_CUDA(cudaPointerGetAttributes(&attributes, a->base[a->rank]));
+    COF_FAIL_IF(attributes.device != wanted, COF_ERR_INVALID,
+                "peers.base[%d] = %p: is memory of device %d; wanted this rank's device, %d",
+                a->rank, (void *)a->base[a->rank], attributes.device, wanted);
+    return COF_OK;
+}
+
 /* Where the driver tells of allocations, they follow each other up to the block's end. */
 static cof_status check_range(const cof_arena *a, int r)
 {
@@ -94,6 +106,7 @@ static cof_status take_blocks(cof_arena *a, void *const *peers)
     COF_FAIL_IF(COFI_FAULT(ARENA_NOMEM, a->rank), COF_ERR_NOMEM, "arena: refused by a fault hook");
     for (int r = 0; r < a->n_ranks; r++)
         COF_TRY(check_block(a, r));
+    COF_TRY(check_own_device(a));
     return cofi_cuda_block_make(m->device, is_vmm, cofi_cuda_tables_bytes(a), &m->own);
 }
 

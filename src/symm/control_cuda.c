@@ -8,19 +8,19 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "core/log.h"
+#include "symm/device_peers.h"
 #include "symm/engine_cuda.h"
 
 _Static_assert(offsetof(struct cofi_cuda_control, control) == 0, "the engine's offsets");
 
 /* ---- control blocks ------------------------------------------------------------------------- */
 
-static void take_control(cof_arena *a, struct cofi_cuda_arena *m, void *base)
+static void take_control(cof_arena *a, struct cofi_cuda_arena *m)
 {
-    m->device = a->team->world->device->device;
     m->setup = a->team->world->device->setup;
     m->rank = a->rank;
     m->n_ranks = a->n_ranks;
-    m->control = base;
     m->binding_table = cofi_cuda_control(m, a->rank)->bindings;
     for (int r = 0; r < a->n_ranks; r++)
         a->control[r] = &cofi_cuda_control(m, r)->control;
@@ -28,22 +28,80 @@ static void take_control(cof_arena *a, struct cofi_cuda_arena *m, void *base)
     a->mapping_bytes = m->control_bytes * (size_t)a->n_ranks;
 }
 
+/* Rank 0's block of the driver's host memory, on every rank. Letting it go never waits, as
+ * cudaHostUnregister does for all kernels of the process. *has_block_out, alike on all ranks:
+ * whether there is such memory. */
+static cof_status map_driver_memory(cof_arena *a, struct cofi_cuda_arena *m, bool *has_block_out)
+{
+    cof_team *t = a->team;
+    const size_t bytes = m->control_bytes * (size_t)a->n_ranks;
+    struct cofi_cuda_block *block = &m->control_block;
+    struct cofi_cuda_handle handle;
+    int own_fd = -1, fd = -1;
+    cof_status made = COF_OK;
+    if (a->rank == 0) {
+        made = cofi_cuda_host_make(m->device, bytes, block);
+        if (made == COF_OK)
+            made = cofi_cuda_block_export(block, m->device, &handle, &own_fd);
+        if (made != COF_OK)
+            cofi_log(COFI_LOG_PROCESS, "engine cuda: %s", cof_last_error());
+    }
+    uint64_t own = made == COF_OK ? block->bytes : 0, *all = t->table;
+    cof_status status = cofi_team_exchange(t, "arena control", &own, all, sizeof own);
+    *has_block_out = status == COF_OK && all[0] != 0;
+    if (*has_block_out) {
+        own = all[0];
+        status = cofi_team_bcast_fd(t, own_fd, &fd);
+        if (status == COF_OK && fd < 0)
+            status = COF_FAIL(COF_ERR_SYSTEM, "arena: no descriptor left for memory (ulimit -n)");
+        if (status == COF_OK && a->rank != 0)
+            status = cofi_cuda_host_import(m->device, own, fd, block);
+        status = cofi_team_agree(t, "arena control", status);
+    }
+    if (status != COF_OK || !*has_block_out)
+        cofi_cuda_block_close(block);
+    if (fd >= 0 && fd != own_fd)
+        close(fd);
+    if (own_fd >= 0)
+        close(own_fd);
+    return status;
+}
+
+static cof_status map_control(cof_arena *a, struct cofi_cuda_arena *m)
+{
+    struct cofi_cuda_scope scope;
+    bool has_block = false;
+    void *base = NULL;
+    cof_status entered = cofi_cuda_enter(m->device, &scope);
+    cof_status status = cofi_team_agree(a->team, "arena device", entered);
+    if (status == COF_OK && a->team->world->device->memory == COFI_MEMORY_VMM)
+        status = map_driver_memory(a, m, &has_block);
+    if (status == COF_OK && has_block)
+        base = m->control_on_device = m->control_block.base;
+    else if (status == COF_OK)
+        status = cofi_shared_map(a->team, m->control_bytes, &base);
+    if (entered == COF_OK)
+        cofi_cuda_leave(&scope);
+    m->control = base;
+    return status;
+}
+
 cof_status cofi_cuda_control_open(cof_arena *a)
 {
-    void *base;
     struct cofi_cuda_arena *m = calloc(1, sizeof *m);
     cof_status status = m ? COF_OK : COF_FAIL(COF_ERR_NOMEM, "arena: no memory");
     status = cofi_team_agree(a->team, "arena create", status);
     if (status == COF_OK) {
+        m->device = a->team->world->device->device;
         m->control_bytes = cofi_round_up(sizeof(struct cofi_cuda_control),
                                          (size_t)sysconf(_SC_PAGESIZE));
-        status = cofi_shared_map(a->team, m->control_bytes, &base);
+        status = map_control(a, m);
     }
     if (status != COF_OK) {
         free(m);
         return status;
     }
-    take_control(a, m, base);
+    take_control(a, m);
     return COF_OK;
 }
 
@@ -51,6 +109,8 @@ cof_status cofi_cuda_control_open(cof_arena *a)
 static cof_status register_control(struct cofi_cuda_arena *m)
 {
     void *at = NULL;
+    if (m->control_on_device)
+        return COF_OK;
     COF_CUDA(cudaHostRegister(m->control, m->control_bytes * (size_t)m->n_ranks,
                               cudaHostRegisterPortable | cudaHostRegisterMapped));
     cudaError_t error = cudaHostGetDevicePointer(&at, m->control, 0);
@@ -178,9 +238,13 @@ static void close_peers(struct cofi_cuda_arena *m)
 static void finish(struct cofi_cuda_arena *m)
 {
     cofi_cuda_block_close(&m->own);
-    if (m->control_on_device)
-        cudaHostUnregister(m->control);
-    munmap(m->control, m->control_bytes * (size_t)m->n_ranks);
+    if (m->control_block.base) {
+        cofi_cuda_block_close(&m->control_block);
+    } else {
+        if (m->control_on_device)
+            cudaHostUnregister(m->control);
+        munmap(m->control, m->control_bytes * (size_t)m->n_ranks);
+    }
     free(m->peers);
     free(m);
 }

@@ -61,7 +61,8 @@ struct cofi_cuda_arena {
     struct cofi_cuda_block *peers; /* by rank; NULL: none */
     char *control;                 /* all ranks' struct cofi_cuda_control, host memory */
     size_t control_bytes;          /* of one rank */
-    char *control_on_device;       /* NULL: not registered */
+    struct cofi_cuda_block control_block; /* what it lies in; none: a memfd, registered */
+    char *control_on_device;       /* NULL: not known yet */
     struct cofi_cuda_arena *next;  /* in the list of those that others still have open */
 };
 

@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0 */
 /* put, get, signal and wait of devices. Short transfers go by a kernel, whose launch is all they
  * cost; long ones by the copy engine, which leaves the multiprocessors alone and is faster
- * (measured in docs/cuda.md). Both write the peer's memory before what follows in the stream begins, so
- * a signal after them releases them. */
+ * (measured in docs/cuda.md). Both write the peer's memory before what follows in the stream
+ * begins, so a signal after them releases them. */
 #include <string.h>
 
 #include "symm/kernels_cuda.h"

@@ -45,10 +45,10 @@ static enum cofi_isa isa_of_processor(void)
 #endif
 }
 
-/* Without AMX, Intel's processors start a product of 32 bf16 pairs every second clock, and two of 16
- * fp32 values each clock: bf16 tiles are faster as fp32 panels, by 1.6 to 2 (Emerald Rapids, oneDNN
- * 2.6.3, one core, tiles 128x512x128 and 128x128x512: 82 against 125-170 GFLOP/s; the instruction
- * alone reaches 84). AMD's do not differ so. */
+/* Without AMX, Intel's processors start a product of 32 bf16 pairs every second clock, and two of
+ * 16 fp32 values each clock: bf16 tiles are faster as fp32 panels, by 1.6 to 2 (Emerald Rapids,
+ * oneDNN 2.6.3, one core, tiles 128x512x128 and 128x128x512: 82 against 125-170 GFLOP/s; the
+ * instruction alone reaches 84). AMD's do not differ so. */
 static bool is_bf16_slow(void)
 {
 #if defined(__x86_64__)

@@ -5,6 +5,7 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <string.h>
 #include <sys/random.h>
 #include <unistd.h>
 
@@ -68,8 +69,9 @@ static cof_status check_room(size_t bytes)
     return COF_OK;
 }
 
-/* Of memory that another device holds, too: only this one's kernels get at it here. */
-static cof_status map_handle(int device, CUmemGenericAllocationHandle handle,
+/* Of memory that another device holds, too: only this one's kernels get at it here, and this host,
+ * where it is the host's. */
+static cof_status map_handle(int device, CUmemGenericAllocationHandle handle, bool is_hosts,
                              struct cofi_cuda_block *b)
 {
     const struct cofi_driver *d = cofi_driver();
@@ -78,11 +80,24 @@ static cof_status map_handle(int device, CUmemGenericAllocationHandle handle,
     b->base = (char *)(uintptr_t)at;
     COF_DRIVER(d->map(at, b->bytes, 0, handle, 0));
     b->is_mapped = true;
-    CUmemAccessDesc access = {.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-    access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-    access.location.id = device;
-    COF_DRIVER(d->set_access(at, b->bytes, &access, 1));
+    CUmemAccessDesc access[2] = {{.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE},
+                                 {.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE}};
+    access[0].location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    access[0].location.id = device;
+    access[1].location.type = CU_MEM_LOCATION_TYPE_HOST;
+    COF_DRIVER(d->set_access(at, b->bytes, access, is_hosts ? 2 : 1));
     return COF_OK;
+}
+
+static cof_status import_handle(int device, int fd, bool is_hosts, struct cofi_cuda_block *b)
+{
+    const struct cofi_driver *d = cofi_driver();
+    CUmemGenericAllocationHandle handle = 0;
+    COF_DRIVER(d->import_handle(&handle, (void *)(intptr_t)fd,
+                                CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+    cof_status status = map_handle(device, handle, is_hosts, b);
+    d->release(handle); /* the mapping holds the memory */
+    return status;
 }
 
 static cof_status make_vmm(int device, size_t bytes, struct cofi_cuda_block *b)
@@ -103,7 +118,7 @@ static cof_status make_vmm(int device, size_t bytes, struct cofi_cuda_block *b)
                 "%zu bytes of device memory wanted: the driver refused them", b->bytes);
     COF_DRIVER(error);
     b->handle = handle;
-    return map_handle(device, handle, b);
+    return map_handle(device, handle, false, b);
 }
 
 static cof_status make_ipc(size_t bytes, struct cofi_cuda_block *b)
@@ -144,6 +159,48 @@ void cofi_cuda_block_close(struct cofi_cuda_block *b)
     *b = (struct cofi_cuda_block){0};
 }
 
+/* ---- the host's ----------------------------------------------------------------------------- */
+
+static cof_status make_host(int device, size_t bytes, struct cofi_cuda_block *b)
+{
+    const struct cofi_driver *d = cofi_driver();
+    int node = -1;
+    COF_DRIVER(d->device_attribute(&node, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, device));
+    COF_FAIL_IF(node < 0, COF_ERR_UNSUPPORTED, "device %d knows no node of the host", device);
+    CUmemAllocationProp prop = {
+        .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+        .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR};
+    prop.location.type = CU_MEM_LOCATION_TYPE_HOST_NUMA;
+    prop.location.id = node;
+    size_t granularity = 0;
+    COF_DRIVER(d->granularity(&granularity, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
+    b->bytes = round_up(bytes, granularity);
+    CUmemGenericAllocationHandle handle = 0;
+    COF_DRIVER(d->create(&handle, b->bytes, &prop, 0));
+    b->handle = handle;
+    COF_TRY(map_handle(device, handle, true, b));
+    memset(b->base, 0, b->bytes);
+    return COF_OK;
+}
+
+cof_status cofi_cuda_host_make(int device, size_t bytes, struct cofi_cuda_block *b)
+{
+    *b = (struct cofi_cuda_block){.is_vmm = true};
+    cof_status status = make_host(device, bytes, b);
+    if (status != COF_OK)
+        cofi_cuda_block_close(b);
+    return status;
+}
+
+cof_status cofi_cuda_host_import(int device, size_t bytes, int fd, struct cofi_cuda_block *b)
+{
+    *b = (struct cofi_cuda_block){.is_vmm = true, .bytes = bytes};
+    cof_status status = import_handle(device, fd, true, b);
+    if (status != COF_OK)
+        cofi_cuda_block_close(b);
+    return status;
+}
+
 /* ---- handing over --------------------------------------------------------------------------- */
 
 cof_status cofi_cuda_block_export(const struct cofi_cuda_block *b, int device,
@@ -160,17 +217,6 @@ cof_status cofi_cuda_block_export(const struct cofi_cuda_block *b, int device,
                                             CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
     fcntl(*fd_out, F_SETFD, FD_CLOEXEC);
     return COF_OK;
-}
-
-static cof_status import_vmm(int device, int fd, struct cofi_cuda_block *b)
-{
-    const struct cofi_driver *d = cofi_driver();
-    CUmemGenericAllocationHandle handle = 0;
-    COF_DRIVER(d->import_handle(&handle, (void *)(intptr_t)fd,
-                                CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
-    cof_status status = map_handle(device, handle, b);
-    d->release(handle); /* the mapping holds the memory */
-    return status;
 }
 
 /* A process cannot open a handle of its own, and need not: addresses are the same on all its
@@ -202,7 +248,7 @@ cof_status cofi_cuda_block_import(int device, bool is_vmm, const struct cofi_cud
                                   struct cofi_cuda_block *b)
 {
     *b = (struct cofi_cuda_block){.is_vmm = is_vmm, .bytes = h->bytes};
-    cof_status status = is_vmm                                ? import_vmm(device, fd, b)
+    cof_status status = is_vmm                                ? import_handle(device, fd, false, b)
                         : h->process == cofi_cuda_process() ? borrow(device, h, b)
                                                               : import_ipc(h, b);
     if (status != COF_OK)

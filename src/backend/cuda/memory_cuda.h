@@ -27,6 +27,11 @@ struct cofi_cuda_block {
     bool is_opened, is_borrowed; /* another process's, another rank's of this process; else owned */
 };
 
+/* Host memory of the driver's, handed over in the same way, which hosts and devices of all ranks
+ * map at one address each. COF_ERR_UNSUPPORTED where the driver has none. */
+cof_status cofi_cuda_host_make(int device, size_t bytes, struct cofi_cuda_block *block);
+cof_status cofi_cuda_host_import(int device, size_t bytes, int fd, struct cofi_cuda_block *block);
+
 /* What another rank needs beside a descriptor. */
 struct cofi_cuda_handle {
     uint64_t process; /* random number of the owner's process */
