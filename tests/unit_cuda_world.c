@@ -198,9 +198,10 @@ static void test_attach(int rank, int n_ranks, const char *job, void *arg)
     cudaSetDevice(rank % n_devices);
     if (n_devices > 1) /* plain pointers serve in one process, once peers may be reached */
         cudaDeviceEnablePeerAccess((rank + 1) % n_devices, 0);
+    cudaGetLastError(); /* they were before */
     CHECK(cudaMalloc(&blocks[rank], bytes) == cudaSuccess, "no device memory");
     CHECK_OK(cof_team_barrier(team));
-    void *base[N] = {blocks[0], blocks[1]}, *swapped[N] = {blocks[1], blocks[0]};
+    void *base[N] = {blocks[0], blocks[1]}, *swapped[N] = {blocks[1], blocks[1]};
     cof_peers peers = COF_PEERS_INIT;
     peers.n_ranks = n_ranks;
     peers.base = rank == 1 ? swapped : base;

@@ -88,13 +88,29 @@ static cof_status check_architecture(int device)
     return COF_OK;
 }
 
+/* One for all worlds of the process on this device, for ever: what it does never waits for a peer,
+ * and streams share the device's few queues, where work of one can get behind a wait of another. */
+static cof_status take_setup_stream(int device, cudaStream_t *stream_out)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static cudaStream_t streams[COFI_CUDA_MAX_DEVICES];
+    cudaError_t error = cudaSuccess;
+    pthread_mutex_lock(&lock);
+    if (!streams[device])
+        error = cudaStreamCreateWithFlags(&streams[device], cudaStreamNonBlocking);
+    *stream_out = streams[device];
+    pthread_mutex_unlock(&lock);
+    COF_CUDA(error);
+    return COF_OK;
+}
+
 /* In the device's context. */
 static cof_status open_here(cof_world *w, struct cofi_cuda_world *d)
 {
     COF_CUDA(cudaDeviceGetAttribute(&d->n_sms, cudaDevAttrMultiProcessorCount, d->device));
     COF_TRY(cofi_cuda_load_kernels());
     COF_CUDA(cudaStreamCreateWithFlags(&d->now, cudaStreamNonBlocking));
-    COF_CUDA(cudaStreamCreateWithFlags(&d->setup, cudaStreamNonBlocking));
+    COF_TRY(take_setup_stream(d->device, &d->setup));
     return cofi_cuda_page_open(w);
 }
 
@@ -121,8 +137,6 @@ static void close_streams(const struct cofi_cuda_world *d)
 {
     if (d->now)
         cudaStreamDestroy(d->now);
-    if (d->setup)
-        cudaStreamDestroy(d->setup);
     cudaGetLastError();
 }
 

@@ -40,7 +40,8 @@ struct cofi_cuda_world {
     int n_ranks_here; /* ranks of the world on this device, this one included */
     int max_ctas;     /* 0: no cap */
     cudaStream_t now;   /* serves COF_STREAM_NOW */
-    cudaStream_t setup; /* for what creation calls copy and clear; never waits for a peer */
+    cudaStream_t setup; /* for what creation calls copy and clear; never waits for a peer;
+                           the device's, in this process */
     struct cofi_cuda_page *page;   /* abort words and the ranks' states, host memory */
     struct cofi_cuda_watch *watch; /* NULL: not started */
     int memory; /* enum cofi_device_memory: agreed over the ranks */

@@ -5,6 +5,8 @@
  * each other on one device. Kernels that copy never wait. */
 #include "symm/kernels_cuda.h"
 
+#include <type_traits>
+
 #include "device/device_call.h"
 
 namespace {
@@ -178,6 +180,17 @@ extern "C" __global__ void cofk_runtime_call_mark(struct cofd_binding *b, int ma
 
 /* ---- launchers ------------------------------------------------------------------------------ */
 
+/* What this launch returns: cudaGetLastError would also give an error of an earlier call of the
+ * caller's, who has the same runtime where the library is linked statically. */
+template <typename... Parameters>
+static cudaError_t launch(void (*kernel)(Parameters...), int n_blocks, int n_threads,
+                          cudaStream_t stream, std::remove_const_t<Parameters>... arguments)
+{
+    void *list[] = {&arguments...};
+    return cudaLaunchKernel((const void *)kernel, dim3((unsigned)n_blocks),
+                            dim3((unsigned)n_threads), list, 0, stream);
+}
+
 cudaError_t cofi_load_kernels(void)
 {
     static const void *const kernels[] = {
@@ -198,15 +211,13 @@ cudaError_t cofi_load_kernels(void)
 
 cudaError_t cofi_launch_signal(struct cofd_arena *a, int peer, int word, cudaStream_t stream)
 {
-    cofk_runtime_signal<<<1, 1, 0, stream>>>(a, peer, word);
-    return cudaGetLastError();
+    return launch(cofk_runtime_signal, 1, 1, stream, a, peer, word);
 }
 
 cudaError_t cofi_launch_wait(struct cofd_arena *a, int peer, int word,
                              const struct cofd_wait_options *options, cudaStream_t stream)
 {
-    cofk_runtime_wait<<<1, 1, 0, stream>>>(a, peer, word, *options);
-    return cudaGetLastError();
+    return launch(cofk_runtime_wait, 1, 1, stream, a, peer, word, *options);
 }
 
 cudaError_t cofi_launch_copy(struct cofd_arena *a, void *dst, const void *src, size_t bytes,
@@ -214,8 +225,7 @@ cudaError_t cofi_launch_copy(struct cofd_arena *a, void *dst, const void *src, s
 {
     const struct copy c = {a, static_cast<unsigned char *>(dst),
                            static_cast<const unsigned char *>(src), bytes, dst_is_output != 0};
-    cofk_runtime_copy<<<n_blocks, kCopyThreads, 0, stream>>>(c);
-    return cudaGetLastError();
+    return launch(cofk_runtime_copy, n_blocks, kCopyThreads, stream, c);
 }
 
 cudaError_t cofi_launch_guard(struct cofd_arena *a, void *output, size_t bytes, int n_blocks,
@@ -227,21 +237,19 @@ cudaError_t cofi_launch_guard(struct cofd_arena *a, void *output, size_t bytes, 
 cudaError_t cofi_launch_set_words(struct cofd_arena *a, uint64_t words_offset, int purpose,
                                   uint64_t value, cudaStream_t stream)
 {
-    cofk_runtime_set_words<<<1, kWarp, 0, stream>>>(a, words_offset, (uint32_t)purpose, value);
-    return cudaGetLastError();
+    return launch(cofk_runtime_set_words, 1, kWarp, stream, a, words_offset, (uint32_t)purpose,
+                  value);
 }
 
 cudaError_t cofi_launch_call_begin(struct cofd_binding *b, const struct cofd_call *call,
                                    cudaStream_t stream)
 {
-    cofk_runtime_call_begin<<<1, kCallThreads, 0, stream>>>(b, *call);
-    return cudaGetLastError();
+    return launch(cofk_runtime_call_begin, 1, kCallThreads, stream, b, *call);
 }
 
 cudaError_t cofi_launch_call_end(struct cofd_binding *b, cudaStream_t stream)
 {
-    cofk_runtime_call_end<<<1, kCallThreads, 0, stream>>>(b);
-    return cudaGetLastError();
+    return launch(cofk_runtime_call_end, 1, kCallThreads, stream, b);
 }
 
 /* One warp, where there is one word. */
@@ -253,30 +261,26 @@ static int threads_for(int peer)
 cudaError_t cofi_launch_call_signal(struct cofd_binding *b, int peer, int purpose,
                                     cudaStream_t stream)
 {
-    cofk_runtime_call_signal<<<1, threads_for(peer), 0, stream>>>(b, peer, (uint32_t)purpose);
-    return cudaGetLastError();
+    return launch(cofk_runtime_call_signal, 1, threads_for(peer), stream, b, peer,
+                  (uint32_t)purpose);
 }
 
 cudaError_t cofi_launch_call_wait_ready(struct cofd_binding *b, int writer, int purpose,
                                         const struct cofd_wait_options *options,
                                         cudaStream_t stream)
 {
-    cofk_runtime_call_wait_ready<<<1, threads_for(writer), 0, stream>>>(b, writer,
-                                                                        (uint32_t)purpose,
-                                                                        *options);
-    return cudaGetLastError();
+    return launch(cofk_runtime_call_wait_ready, 1, threads_for(writer), stream, b, writer,
+                  (uint32_t)purpose, *options);
 }
 
 cudaError_t cofi_launch_call_wait_ack(struct cofd_binding *b, int writer, int purpose, int mark,
                                       const struct cofd_wait_options *options, cudaStream_t stream)
 {
-    cofk_runtime_call_wait_ack<<<1, threads_for(writer), 0, stream>>>(b, writer, (uint32_t)purpose,
-                                                                      mark, *options);
-    return cudaGetLastError();
+    return launch(cofk_runtime_call_wait_ack, 1, threads_for(writer), stream, b, writer,
+                  (uint32_t)purpose, mark, *options);
 }
 
 cudaError_t cofi_launch_call_mark(struct cofd_binding *b, int mark, cudaStream_t stream)
 {
-    cofk_runtime_call_mark<<<1, 1, 0, stream>>>(b, mark);
-    return cudaGetLastError();
+    return launch(cofk_runtime_call_mark, 1, 1, stream, b, mark);
 }
