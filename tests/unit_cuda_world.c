@@ -8,6 +8,10 @@
 #ifdef COFI_CUDA
 #include <cuda_runtime_api.h>
 
+#include "symm/call_cuda.h"
+
+void cofk_runtime_copy(void); /* the kernel's name on the host */
+
 #define N 2
 #define BYTES 4096
 
@@ -226,6 +230,42 @@ static void test_attach(int rank, int n_ranks, const char *job, void *arg)
     cof_world_destroy(w);
 }
 
+/* Blocks that may wait for each other: what the device runs at once, divided by its ranks, and no
+ * more than either cap. */
+static void test_max_blocks(int rank, int n_ranks, const char *job, void *arg)
+{
+    cof_world *w = NULL, *small = NULL;
+    cof_world_options o = COF_WORLD_OPTIONS_INIT;
+    int n_sms = 0, n = 0, fewer = 0;
+    char text[128];
+    (void)arg;
+    CHECK_OK(open_world(rank, n_ranks, job, "0", 5, &w)); /* all on one device */
+    cudaDeviceGetAttribute(&n_sms, cudaDevAttrMultiProcessorCount, 0);
+    cof_team *team = cof_world_team(w);
+    const void *kernel = (const void *)cofk_runtime_copy;
+    CHECK_OK(cofi_cuda_max_blocks(team, kernel, 512, 0, 0, &n));
+    CHECK(n >= n_sms / n_ranks && n <= 4 * n_sms / n_ranks, "%d blocks of 512 threads on %d SMs", n,
+          n_sms);
+    CHECK_OK(cofi_cuda_max_blocks(team, kernel, 512, 0, 5, &fewer));
+    CHECK(fewer == 5, "%d blocks, wanted 5", fewer);
+    CHECK_OK(cofi_cuda_max_blocks(team, kernel, 512, (size_t)40 << 10, n, &fewer));
+    CHECK(fewer >= 1 && fewer <= n, "%d blocks with shared memory, %d without", fewer, n);
+    CHECK_FAILS(cofi_cuda_max_blocks(team, kernel, 512, (size_t)4 << 20, 0, &n),
+                COF_ERR_UNSUPPORTED, "cannot hold a block of 512 threads");
+    snprintf(text, sizeof text, "%s-small", job);
+    o.rank = rank;
+    o.n_ranks = n_ranks;
+    o.job = text;
+    o.engine = COF_ENGINE_CUDA;
+    o.device = "0";
+    o.max_ctas = 3;
+    CHECK_OK(cof_world_create(&o, &small));
+    CHECK_OK(cofi_cuda_max_blocks(cof_world_team(small), kernel, 512, 0, 0, &n));
+    CHECK(n == 3, "%d blocks, wanted max_ctas = 3", n);
+    cof_world_destroy(small);
+    cof_world_destroy(w);
+}
+
 /* A stream of CUDA's on a world of the CPU. */
 static void test_cpu_world(int rank, int n_ranks, const char *job, void *arg)
 {
@@ -259,6 +299,7 @@ int main(void)
     }
     run_all();
     test_ranks(N, test_many_teams, NULL);
+    test_ranks(N, test_max_blocks, NULL);
     setenv("COFUSE_CUDA_MEMORY", "ipc", 1);
     run_all();
     return test_done();
