@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operators as functions: outputs are made like the inputs, plans are kept with the team.
 
-A plan is made at the first call with its parameters, which is collective like the call itself.
+A plan is made at the first call with its parameters, which is collective like the call itself; the
+last MAX_PLANS that were used are kept.
 """
 
 from __future__ import annotations
@@ -29,6 +30,26 @@ def _empty(like: Any, shape: Sequence[int], dtype: Optional[str] = None) -> Any:
     )
 
 
+MAX_PLANS = 64
+"""Plans that a team keeps for the functions, the last ones used."""
+
+
+def _kept(team: Team, key: tuple[Any, ...]) -> Any:
+    """The team's open plan for this key, or None."""
+    plan = team._plans.get(key)
+    return plan if plan is not None and plan.is_open else None
+
+
+def _keep(team: Team, key: tuple[Any, ...], plan: Any) -> None:
+    """Makes it the plan that was used last. The one unused for longest goes when there are too
+    many, after what is queued of it. All ranks make the same calls, so it is the same one."""
+    plans = team._plans
+    plans.pop(key, None)
+    if len(plans) >= MAX_PLANS:
+        plans.pop(next(iter(plans))).destroy()
+    plans[key] = plan
+
+
 def _dims(tensor: Any, name: str) -> tuple[int, ...]:
     if len(tensor.shape) != 4:
         raise ValueError(f"{name}: {len(tensor.shape)} dims, wanted 4")
@@ -43,25 +64,24 @@ def _attention_plan(
     q: Any, k: Any, v: Any, team: Team, n_rows: Optional[int], options: tuple[Any, ...]
 ) -> AttentionPlan:
     """The team's plan for these shapes and options; looked up by what determines it."""
-    plans = team._plans
     key = (q.dtype, q.shape, k.shape, v.shape, n_rows, options)
-    plan: Optional[AttentionPlan] = plans.get(key)
-    if plan is not None and plan.is_open:
-        return plan
-    params = dict(zip(_ATTENTION, options))
-    first, second, n_heads, head_dim_qk = _dims(q, "q")
-    n_batch, n_local = (second, first) if params["format"] in ("sbhd", 1) else (first, second)
-    plan = plans[key] = AttentionPlan(
-        team,
-        dtype=q.dtype,
-        n_batch=n_batch,
-        n_rows=n_local * team.size if n_rows is None else n_rows,
-        n_heads=n_heads,
-        n_kv_heads=_dims(k, "k")[2],
-        head_dim_qk=head_dim_qk,
-        head_dim_v=_dims(v, "v")[3],
-        **params,
-    )
+    plan: Optional[AttentionPlan] = _kept(team, key)
+    if plan is None:
+        params = dict(zip(_ATTENTION, options))
+        first, second, n_heads, head_dim_qk = _dims(q, "q")
+        n_batch, n_local = (second, first) if params["format"] in ("sbhd", 1) else (first, second)
+        plan = AttentionPlan(
+            team,
+            dtype=q.dtype,
+            n_batch=n_batch,
+            n_rows=n_local * team.size if n_rows is None else n_rows,
+            n_heads=n_heads,
+            n_kv_heads=_dims(k, "k")[2],
+            head_dim_qk=head_dim_qk,
+            head_dim_v=_dims(v, "v")[3],
+            **params,
+        )
+    _keep(team, key, plan)
     return plan
 
 
@@ -157,9 +177,9 @@ def grad_return(
     wanted = own if dtype is None else dtype
     options = (wanted, layout, chunking, transfer, wire_f32)
     key = (own, dk.shape, dv.shape, options)
-    plan = team._plans.get(key)
-    if plan is None or not plan.is_open:
-        plan = team._plans[key] = GradReturnPlan(
+    plan: Optional[GradReturnPlan] = _kept(team, key)
+    if plan is None:
+        plan = GradReturnPlan(
             team,
             dtype=wanted,
             partial_f32=own == "float32" and wanted != own,
@@ -173,6 +193,7 @@ def grad_return(
             transfer=transfer,
             wire_f32=wire_f32,
         )
+    _keep(team, key, plan)
     n_local = Layout(n_rows, team.size, layout, chunking).local_rows(team.rank)
     dk_out = _empty(dk, (n_local, n_batch, n_heads, head_dim_k), wanted)
     dv_out = _empty(dv, (n_local, n_batch, n_heads, head_dim_v), wanted)

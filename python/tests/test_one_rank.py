@@ -179,6 +179,25 @@ def test_destroy_runs_what_is_queued(world):
         plan.forward(q, k, v, o, lse)
 
 
+def test_functions_keep_the_last_plans(world):
+    """Many shapes: plans do not pile up, and one that is used again and again stays."""
+    from cofuse._functional import MAX_PLANS
+
+    def call(rows):
+        q = np.ones((1, rows, 1, 8), np.float32)
+        o, _ = cofuse.attention(q, q, q, team=world.team)
+        np.testing.assert_allclose(o, 1, rtol=1e-6)
+
+    call(1)
+    first = next(reversed(world.team._plans.values()))
+    for rows in range(2, MAX_PLANS + 20):
+        call(rows)
+        call(1)
+    plans = world.team._plans
+    assert len(plans) == MAX_PLANS
+    assert next(reversed(plans.values())) is first and first.is_open
+
+
 def test_cycles_are_collected():
     before = len([t for t in os.listdir("/proc/self/task")])
     for _ in range(3):
