@@ -56,6 +56,16 @@ quoted() { # as a JSON string
     printf '"%s"' "${text//$'\n'/ }"
 }
 
+# Of a row that failed: what is not a case that passed, the slowest cases, and where it stood.
+show_log() {
+    {
+        grep -vE '^(ok  |skip) ' "$scratch/log" | tail -n 60 | head -c 12000
+        grep -E '^ok ' "$scratch/log" | sed -E 's/^(.*\(([0-9.]+) s\).*)$/\2 \1/' | sort -rn |
+            head -n 8 | sed -E 's/^[0-9.]+ /slow /'
+        echo "last $(grep -E '^(ok  |skip|FAIL) ' "$scratch/log" | tail -n 1)"
+    } | sed 's/^/     /'
+}
+
 # row NAME DEVICES RANKS "VARIABLE=value ..." COMMAND...
 row() {
     local name=$1 devices=$2 ranks=$3 environment=$4 begin took rc counts word verdict=ok
@@ -92,7 +102,7 @@ row() {
         [ "$failed" -gt 0 ] || failed=1
     fi
     printf '%-4s %-34s %-36s %7s s\n' $verdict "$name" "$counts" "$took"
-    [ $rc -eq 0 ] || tail -n 60 "$scratch/log" | head -c 12000 | sed 's/^/     /'
+    [ $rc -eq 0 ] || show_log
     n_rows=$((n_rows + 1))
     rows+=("$(printf '{"name": %s, "command": %s, "environment": %s, "ranks": %s, "devices": %s, ' \
         "$(quoted "$name")" "$(quoted "$*")" "$(quoted "${variables[*]}")" "$ranks" \
@@ -106,7 +116,7 @@ check() {
     local name=$1 devices=$2 ranks=$3 environment=$4
     shift 4
     row "$name/ranks=$ranks" "$devices" "$ranks" "$environment" \
-        build/cofuse check "$@" --device cuda --ranks "$ranks"
+        build/cofuse check "$@" --device cuda --ranks "$ranks" --verbose
 }
 
 # What the memory checker has time for: every kernel of the runtime, each kind of call.

@@ -37,6 +37,7 @@ static void test_counts(void)
     CHECK(cofi_device_n_ranks(ranks, N, 0) == 1, "rank 0 is alone");
     CHECK(cofi_device_n_ranks(ranks, N, 1) == 2, "ranks 1 and 3 share one");
     CHECK(cofi_device_n_ranks(ranks, N, 3) == 2, "ranks 3 and 1 share one");
+    CHECK(cofi_device_most_ranks(ranks, N) == 2, "for rank 0 as well");
     CHECK(cofi_device_n_sms(ranks, N) == 78, "the fewest");
     CHECK_OK(cofi_device_check_kinds(ranks, N));
 }

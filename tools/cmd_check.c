@@ -6,6 +6,7 @@
 #define _GNU_SOURCE
 #include <inttypes.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -417,6 +418,17 @@ static int parse_option(struct request *r, int option)
     return ok ? COFI_EXIT_OK : COFI_EXIT_USAGE;
 }
 
+/* CUDA makes threads. They are to leave the signals to this one, which waits for them in a job. */
+static cof_status ask_device(const struct cofi_check_device *device)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    cof_status status = device->available();
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return status;
+}
+
 /* COFI_EXIT_OK, or the exit code after a message. Ranks ask when they make their worlds. */
 static int require_cuda(const struct request *r)
 {
@@ -429,7 +441,7 @@ static int require_cuda(const struct request *r)
      * streams, one rank's work would wait behind another's waiting kernel. */
     if (r->engine == COF_ENGINE_THREAD)
         setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
-    if (r->list || cofi_job_is_rank() || device->available() == COF_OK)
+    if (r->list || cofi_job_is_rank() || ask_device(device) == COF_OK)
         return COFI_EXIT_OK;
     cofi_cli_error("option --device = \"cuda\": %s", cof_last_error());
     return COFI_EXIT_UNSUPPORTED;

@@ -28,6 +28,7 @@
 
 static const int64_t grace_ns = 2000000000; /* from the first failure to SIGKILL */
 static const int64_t drain_ns = 200000000;  /* for output that outlives the ranks */
+static const int64_t look_ns = 50000000;    /* from one look at the ranks to the next */
 
 struct job_rank {
     pid_t pid;
@@ -308,7 +309,8 @@ static void read_signals(struct job *job)
     }
 }
 
-/* Sleeps until a signal, output, or the time. */
+/* Sleeps until a signal, output, or the time, and not for long: a thread that a library of this
+ * process made before (CUDA's does) may take SIGCHLD away from the signalfd. */
 static void wait_event(struct job *job, struct pollfd *fds, int64_t until)
 {
     nfds_t n = 0;
@@ -317,8 +319,8 @@ static void wait_event(struct job *job, struct pollfd *fds, int64_t until)
         for (int k = 0; k < 2; k++)
             if (job->ranks[i].output[k].fd >= 0)
                 fds[n++] = (struct pollfd){.fd = job->ranks[i].output[k].fd, .events = POLLIN};
-    int64_t left = until == COFI_NEVER ? -1 : (until - cofi_now() + 999999) / 1000000;
-    poll(fds, n, left < 0 ? (until == COFI_NEVER ? -1 : 0) : (int)left);
+    int64_t now = cofi_now(), left = until - now < look_ns ? until - now : look_ns;
+    poll(fds, n, left < 0 ? 0 : (int)((left + 999999) / 1000000));
 }
 
 static void watch_ranks(struct job *job, struct pollfd *fds)

@@ -103,6 +103,16 @@ int cofi_device_n_ranks(const struct cofi_device_info *ranks, int n, int rank)
     return here;
 }
 
+int cofi_device_most_ranks(const struct cofi_device_info *ranks, int n)
+{
+    int most = 0;
+    for (int r = 0; r < n; r++) {
+        int here = cofi_device_n_ranks(ranks, n, r);
+        most = here > most ? here : most;
+    }
+    return most;
+}
+
 int cofi_device_n_sms(const struct cofi_device_info *ranks, int n)
 {
     int least = ranks[0].n_sms;

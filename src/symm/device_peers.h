@@ -39,6 +39,8 @@ bool cofi_device_is_same(const struct cofi_device_id *a, const struct cofi_devic
 
 /* Ranks on the device of `rank`. */
 int cofi_device_n_ranks(const struct cofi_device_info *ranks, int n, int rank);
+/* On the device that has the most: the same on all ranks. */
+int cofi_device_most_ranks(const struct cofi_device_info *ranks, int n);
 /* The fewest that a rank's device has. */
 int cofi_device_n_sms(const struct cofi_device_info *ranks, int n);
 

@@ -122,7 +122,7 @@ static cof_status open_world(cof_world *w, const cof_world_options *o)
     COF_TRY(count_devices(&n_devices));
     struct cofi_cuda_world *d = calloc(1, sizeof *d);
     COF_FAIL_IF(!d, COF_ERR_NOMEM, "world: no memory");
-    d->n_ranks_here = 1;
+    d->n_ranks_here = d->most_ranks = 1;
     w->device = d;
     COF_TRY(choose_max_ctas(d, o));
     COF_TRY(choose_device(w, o, n_devices, &d->device));

@@ -38,6 +38,7 @@ struct cofi_cuda_world {
     int device;      /* CUDA's number in this process */
     int n_sms;       /* before the ranks have joined: of this device; then the fewest of any */
     int n_ranks_here; /* ranks of the world on this device, this one included */
+    int most_ranks;   /* on any device of the world's: the same on all ranks */
     int max_ctas;     /* 0: no cap */
     cudaStream_t now;   /* serves COF_STREAM_NOW */
     cudaStream_t setup; /* for what creation calls copy and clear; never waits for a peer;

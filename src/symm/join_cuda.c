@@ -229,6 +229,7 @@ static cof_status decide(cof_world *w, struct cofi_device_info *ranks, cof_statu
     COF_TRY(cofi_device_check_kinds(ranks, w->n_ranks));
     COF_TRY(cofi_team_agree(w->team, "devices", check_access(w, ranks)));
     d->n_ranks_here = cofi_device_n_ranks(ranks, w->n_ranks, w->rank);
+    d->most_ranks = cofi_device_most_ranks(ranks, w->n_ranks);
     d->n_sms = cofi_device_n_sms(ranks, w->n_ranks);
     COF_TRY(prove_memory(w, ranks));
     cof_status watching = w->n_ranks > 1 ? cofi_cuda_watch_start(w, &d->watch) : COF_OK;

@@ -311,7 +311,7 @@ cof_status cofi_rb_cuda_open(struct cofi_rb *b)
     p->n_launches = 1;
     b->cuda = p;
     /* Ranks that take turns on a device answer once in a turn, of milliseconds. */
-    if (b->c.form == COFI_RB_ROUND && b->job.world->device->n_ranks_here > 1 &&
+    if (b->c.form == COFI_RB_ROUND && b->job.world->device->most_ranks > 1 &&
         b->c.count > SHARED_ROUNDS)
         b->c.count = SHARED_ROUNDS;
     COF_TRY(cofi_cuda_enter(p->device, &scope));

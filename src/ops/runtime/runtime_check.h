@@ -46,7 +46,9 @@ struct cofi_runtime_case {
 void cofi_runtime_wants(struct cofi_runtime *rt, const char *what, cof_status status,
                         cof_status wanted, const char *part);
 
-/* n, or fewer where ranks share a device and run on it by turns. */
+/* n, or fewer where processes share a device and run on it by turns, but enough to mean something:
+ * a rank that waits keeps the device until its turn ends, so what ranks do after one another takes
+ * a turn each, of milliseconds. Alike on all ranks. */
 int cofi_runtime_turns(const struct cofi_runtime *rt, int n);
 /* The same, and ten times as many with --full. */
 int cofi_runtime_rounds(const struct cofi_runtime *rt, int n);
@@ -162,7 +164,8 @@ struct cofi_runtime_device {
     const struct cofi_runtime_case *cases; /* that other devices do not have */
     int n_cases;
     void (*name)(const cof_world *world, char *text, size_t bytes); /* its device, for options */
-    bool (*is_shared)(const cof_world *world); /* by other ranks */
+    /* Processes that take turns on a device, on the one that has the most: alike on all ranks. */
+    int (*n_turns)(const cof_world *world);
     size_t (*used_bytes)(const cof_world *world);
     cof_status (*epoch)(cof_arena *arena, uint32_t *epoch_out);
     cof_status (*set_epoch)(cof_arena *arena, uint32_t epoch);

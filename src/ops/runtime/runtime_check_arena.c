@@ -115,7 +115,7 @@ static void expect_zero(struct cofi_runtime *rt, cof_arena *a)
 /* Sizes odd and even, each filled before it is destroyed: the next one may get the same memory. */
 cof_status cofi_runtime_zeroed(struct cofi_runtime *rt)
 {
-    static const size_t sizes[] = {0, 1, 127, 128, 4095, 4097, 1 << 20, (1 << 20) + 5};
+    static const size_t sizes[] = {0, (1 << 20) + 5, 127, 4097, 1, 128, 4095, 1 << 20};
     for (int i = 0; i < cofi_runtime_rounds(rt, 24); i++) {
         struct cofi_check_arena a;
         size_t bytes = sizes[i % 8];

@@ -160,9 +160,8 @@ static cof_status run_tagged(struct cofi_runtime *rt, struct cofi_binding *b,
     struct cofi_cuda_scope scope;
     struct cofi_cuda_tally t = {0};
     cof_world *world = rt->job->world;
-    bool shared = world->device->n_ranks_here > 1; /* a round takes a turn of every rank then */
     COF_TRY(cofi_cuda_enter(world->device->device, &scope));
-    cof_status status = enqueue_tagged(b, tally, cofi_runtime_rounds(rt, shared ? 400 : 1000),
+    cof_status status = enqueue_tagged(b, tally, cofi_runtime_rounds(rt, 1000),
                                        world->device->now);
     cofi_cuda_leave(&scope);
     COF_TRY(status);

@@ -15,13 +15,14 @@
 #include "core/clock.h"
 #include "ops/runtime/runtime_check.h"
 
-enum { MAX_BYTES = 2000, GOOD_CALLS = 20 };
+enum { MAX_BYTES = 2000, GOOD_CALLS = 20, GOOD_CALLS_BY_TURNS = 5 };
 #define DEATH_NS INT64_C(2000000000) /* from a death to the error of every other rank */
 
 struct life {
     cof_world *world;
     cof_team *team;
     int rank, n_ranks, victim, end;
+    int n_good; /* calls before the end */
     bool stops;
     struct cofi_job job; /* for cofi_check_arena_open */
     struct cofi_check_arena a;
@@ -50,7 +51,7 @@ static void end_now(struct life *l)
 static void end_in_call(void *arg, enum cofi_runtime_point point)
 {
     struct life *l = arg;
-    if (l->op.n_made <= GOOD_CALLS)
+    if (l->op.n_made <= (uint64_t)l->n_good)
         return;
     if (point == (l->end == COFI_RUNTIME_IN_CALL ? COFI_RUNTIME_BEGUN : COFI_RUNTIME_PUBLISHED))
         end_now(l);
@@ -95,7 +96,7 @@ static cof_status one_step(struct life *l)
 static cof_status live(struct life *l)
 {
     pthread_t thread;
-    for (int i = 0; i < GOOD_CALLS; i++)
+    for (int i = 0; i < l->n_good; i++)
         COF_TRY(one_call(l));
     COF_TRY(cof_team_barrier(l->team));
     if (l->stops) /* only where the deadline is to pass */
@@ -195,6 +196,8 @@ static cof_status join(struct life *l)
     const struct cofi_check_device *device = cofi_check_device(l->world);
     if (device)
         COF_TRY(device->open(l->world));
+    const bool by_turns = device && device->runtime->n_turns(l->world) > 1;
+    l->n_good = by_turns ? GOOD_CALLS_BY_TURNS : GOOD_CALLS;
     COF_TRY(cofi_check_host_blocks_open(l->team, sizeof(int64_t), &l->stamps));
     COF_TRY(cofi_check_arena_open(&l->job, l->team, 40000 + MAX_BYTES * (size_t)l->n_ranks, 1, 0,
                                   &l->a));

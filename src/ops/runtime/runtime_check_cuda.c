@@ -33,9 +33,9 @@ static void device_name(const cof_world *world, char *text, size_t bytes)
     snprintf(text, bytes, "%d", world->device->device);
 }
 
-static bool is_shared(const cof_world *world)
+static int n_turns(const cof_world *world)
 {
-    return world->device->n_ranks_here > 1;
+    return cofi_runtime_are_threads(world) ? 1 : world->device->most_ranks;
 }
 
 static size_t used_bytes(const cof_world *world)
@@ -288,7 +288,7 @@ static const struct cofi_runtime_device runtime = {
     .cases = cases,
     .n_cases = sizeof cases / sizeof cases[0],
     .name = device_name,
-    .is_shared = is_shared,
+    .n_turns = n_turns,
     .used_bytes = used_bytes,
     .epoch = epoch,
     .set_epoch = set_epoch,

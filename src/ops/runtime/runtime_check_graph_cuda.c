@@ -107,7 +107,7 @@ static struct captured captured_mail(struct cofi_mail *m)
 
 static cof_status mix_mail(struct cofi_mail *m, struct captured *c)
 {
-    int n = cofi_runtime_rounds(m->rt, 1250); /* 1000 replays, but on a shared device */
+    int n = cofi_runtime_rounds(m->rt, 1250); /* 1000 replays, but where ranks take turns */
     COF_TRY(capture(c));
     COF_TRY(mix(c, n));
     m->n_rounds += (uint64_t)n;

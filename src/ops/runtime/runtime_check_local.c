@@ -25,9 +25,11 @@ void cofi_runtime_wants(struct cofi_runtime *rt, const char *what, cof_status st
 int cofi_runtime_turns(const struct cofi_runtime *rt, int n)
 {
     const struct cofi_runtime_device *device = cofi_runtime_device(rt->job->world);
-    if (n <= 8 || !device || !device->is_shared(rt->job->world))
+    const int n_turns = device ? device->n_turns(rt->job->world) : 1;
+    const int fewer = n / (n_turns * n_turns), least = n_turns > 2 ? 4 : 8;
+    if (n <= least)
         return n;
-    return n / 4 > 8 ? n / 4 : 8;
+    return fewer > least ? fewer : least;
 }
 
 int cofi_runtime_rounds(const struct cofi_runtime *rt, int n)
