@@ -24,7 +24,7 @@ struct cofd_wait_options cofi_wait_options(const cof_arena *a, const char *step)
 
 int cofi_cuda_share(const struct cofi_cuda_world *w, int n_blocks, int max_ctas)
 {
-    int n = n_blocks / w->n_ranks_here;
+    int n = n_blocks / w->most_ranks; /* alike on all ranks, whose blocks may pair up */
     if (w->max_ctas > 0 && n > w->max_ctas)
         n = w->max_ctas;
     if (max_ctas > 0 && n > max_ctas)
