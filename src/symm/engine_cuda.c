@@ -133,11 +133,10 @@ static cof_status open_world(cof_world *w, const cof_world_options *o)
     return status;
 }
 
-static void close_streams(const struct cofi_cuda_world *d)
+static void close_now(const struct cofi_cuda_world *d)
 {
-    if (d->now)
-        cudaStreamDestroy(d->now);
-    cudaGetLastError();
+    if (d->now && cudaStreamDestroy(d->now) != cudaSuccess)
+        cudaGetLastError();
 }
 
 static void close_world(cof_world *w)
@@ -157,7 +156,7 @@ static void close_world(cof_world *w)
     pthread_mutex_unlock(&w->lock);
     cofi_cuda_page_close(d->page, is_child);
     if (is_entered) {
-        close_streams(d);
+        close_now(d);
         cofi_cuda_leave(&scope);
     }
     if (!is_child)

@@ -50,7 +50,7 @@ struct cofi_cuda_world {
 /* What cof_arena.mapping is. */
 struct cofi_cuda_arena {
     int device;
-    cudaStream_t setup; /* the world's */
+    cudaStream_t setup; /* the device's */
     struct cofd_arena *on_device;    /* = cof_arena.on_device */
     struct cofd_binding *bindings;   /* COFD_MAX_PLANS, in device memory */
     _Atomic uint64_t *binding_table; /* COFD_MAX_PLANS, in this rank's host mapping, of device

@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
-#include <unistd.h>
 
 #include "backend/cuda/driver_cuda.h"
 #include "core/config.h"
@@ -30,13 +29,10 @@ static cof_status describe_own(const cof_world *w, struct cofi_device_info *own)
     const struct cofi_cuda_world *device = w->device;
     CUuuid uuid;
     int has_vmm = 0, has_fd = 0, is_unified = 0;
-    *own = (struct cofi_device_info){.process = cofi_cuda_process(), .pid = (int32_t)getpid(),
-                                     .device = device->device, .n_sms = device->n_sms,
-                                     .wanted = wanted_memory()};
+    *own = (struct cofi_device_info){.n_sms = device->n_sms, .wanted = wanted_memory()};
     COF_DRIVER(d->device_name(own->id.name, (int)sizeof own->id.name, device->device));
     COF_DRIVER(d->device_uuid(&uuid, device->device));
     memcpy(own->id.uuid, &uuid, sizeof own->id.uuid);
-    COF_CUDA(cudaDriverGetVersion(&own->driver));
     COF_DRIVER(d->device_attribute(
         &has_vmm, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, device->device));
     COF_DRIVER(d->device_attribute(
