@@ -224,9 +224,10 @@ static cof_status check_memory(cof_arena *a, const char *name, const void *at)
     COF_TRY(cofi_cuda_enter(cofi_cuda_arena(a)->device, &scope));
     enum cudaMemoryType type = cofi_cuda_memory_type(at);
     cofi_cuda_leave(&scope);
-    COF_FAIL_IF(type == cudaMemoryTypeUnregistered, COF_ERR_INVALID,
-                "%s = %p: memory that CUDA does not know: wanted device memory, or pinned memory "
-                "of the host", name, at);
+    const char *is =
+        type == cudaMemoryTypeManaged ? "managed memory" : "memory that CUDA does not know";
+    COF_FAIL_IF(type != cudaMemoryTypeDevice && type != cudaMemoryTypeHost, COF_ERR_INVALID,
+                "%s = %p: %s: wanted device memory, or pinned memory of the host", name, at, is);
     return COF_OK;
 }
 
