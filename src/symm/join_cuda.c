@@ -183,10 +183,11 @@ static cof_status prove(cof_world *w, enum cofi_device_memory memory)
 
 /* ---- joining -------------------------------------------------------------------------------- */
 
+/* Not after a rank that is late, gone or in another call: it would be waited for once more. */
 static bool may_try_ipc(const cof_world *w, const struct cofi_device_info *ranks,
-                        enum cofi_device_memory tried)
+                        enum cofi_device_memory tried, cof_status status)
 {
-    bool may = tried == COFI_MEMORY_VMM && cofi_team_status(w->team) == COF_OK;
+    bool may = tried == COFI_MEMORY_VMM && (status == COF_ERR_SYSTEM || status == COF_ERR_NOMEM);
     for (int r = 0; r < w->n_ranks; r++)
         may &= ranks[r].has_ipc && ranks[r].wanted == COFI_MEMORY_ANY;
     return may;
@@ -198,7 +199,7 @@ static cof_status prove_memory(cof_world *w, const struct cofi_device_info *rank
     enum cofi_device_memory memory;
     COF_TRY(cofi_device_choose_memory(ranks, w->n_ranks, &memory));
     cof_status status = prove(w, memory);
-    if (status != COF_OK && may_try_ipc(w, ranks, memory)) {
+    if (status != COF_OK && may_try_ipc(w, ranks, memory, status)) {
         cofi_log(COFI_LOG_PROCESS, "engine cuda: no memory by descriptors: %s", cof_last_error());
         memory = COFI_MEMORY_IPC;
         status = prove(w, memory);
