@@ -241,8 +241,8 @@ static void finish(struct cofi_cuda_arena *m)
     if (m->control_block.base) {
         cofi_cuda_block_close(&m->control_block);
     } else {
-        if (m->control_on_device)
-            cudaHostUnregister(m->control);
+        if (m->control_on_device && cudaHostUnregister(m->control) != cudaSuccess)
+            cudaGetLastError();
         munmap(m->control, m->control_bytes * (size_t)m->n_ranks);
     }
     free(m->peers);
