@@ -53,7 +53,7 @@ cof_status cofi_driver_load(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, load);
-    COF_TRY(cofi_process_check(&loaded_by, "CUDA"));
+    COF_TRY(cofi_process_check(&loaded_by, "CUDA context"));
     COF_FAIL_IF(*failure, COF_ERR_UNSUPPORTED, "engine cuda: no driver: %s", failure);
     return COF_OK;
 }
