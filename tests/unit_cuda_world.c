@@ -7,6 +7,7 @@
 
 #ifdef COFI_CUDA
 #include <cuda_runtime_api.h>
+#include <sys/wait.h>
 
 #include "symm/call_cuda.h"
 
@@ -119,10 +120,55 @@ static void check_streams(cof_world *w, cof_arena *a, int rank)
     CHECK_OK(cof_team_query(cof_world_team(w)));
 }
 
+/* The world is on device 0. */
+static void check_foreign_stream(cof_arena *a, int rank)
+{
+    cof_stream foreign = {COF_STREAM_KIND_CUDA, NULL};
+    int n_devices = 0;
+    cudaGetDeviceCount(&n_devices);
+    if (n_devices < 2)
+        return;
+    cudaSetDevice(1);
+    CHECK(cudaStreamCreate((cudaStream_t *)&foreign.handle) == cudaSuccess, "no stream");
+    CHECK_FAILS(cof_signal(a, rank, 0, foreign), COF_ERR_INVALID, "wanted a stream of device 0");
+    CHECK(cudaGetLastError() == cudaSuccess, "an error of ours was left to the caller");
+    cof_stream_destroy(foreign);
+}
+
+/* A child is refused before CUDA is asked, and what it destroys are copies. */
+static void check_child(cof_world *w, cof_arena *a, int rank)
+{
+    cof_stream stream = {0};
+    cof_event event;
+    CHECK_OK(cof_stream_create(w, 0, &stream));
+    CHECK_OK(cof_event_record(stream, &event));
+    fflush(stdout);
+    pid_t pid = fork();
+    if (pid == 0) {
+        alarm(20);
+        test_n_failed = 0;
+        CHECK_FAILS(cof_put(a, rank, 0, w, 64, stream), COF_ERR_INVALID, "before fork");
+        CHECK_FAILS(cof_signal(a, rank, 0, COF_STREAM_NOW), COF_ERR_INVALID, "before fork");
+        CHECK_FAILS(cof_stream_sync(stream), COF_ERR_INVALID, "before fork");
+        CHECK_FAILS(cof_event_record(stream, &event), COF_ERR_INVALID, "before fork");
+        CHECK_FAILS(cof_stream_wait_event(stream, event), COF_ERR_INVALID, "before fork");
+        cof_stream_destroy(stream);
+        cof_arena_destroy(a);
+        cof_world_destroy(w);
+        fflush(stdout);
+        _exit(test_n_failed != 0);
+    }
+    int status = 0;
+    CHECK(waitpid(pid, &status, 0) == pid && status == 0, "child ended with %x", (unsigned)status);
+    CHECK_OK(cof_stream_sync(stream));
+    cof_stream_destroy(stream);
+}
+
 static void test_calls(int rank, int n_ranks, const char *job, void *arg)
 {
     (void)arg;
-    cof_world *w = make_world(rank, n_ranks, job);
+    cof_world *w = NULL;
+    CHECK_OK(open_world(rank, n_ranks, job, "0", 5, &w));
     cof_team *team = cof_world_team(w);
     cof_arena *a = NULL;
     cof_plan *plan = NULL;
@@ -130,6 +176,8 @@ static void test_calls(int rank, int n_ranks, const char *job, void *arg)
     CHECK_OK(cof_arena_create(team, BYTES, 1, &a));
     check_memory(a, rank);
     check_streams(w, a, rank);
+    check_child(w, a, rank);
+    check_foreign_stream(a, rank);
     const cof_attention_params params = test_attention_params(64);
     CHECK_FAILS(cof_attention_plan_create(team, &params, NULL, &plan), COF_ERR_UNSUPPORTED,
                 "attention plan: not on engine cuda");

@@ -94,8 +94,8 @@ COF_API size_t cof_arena_attach_bytes(const cof_team *team, size_t bytes, int n_
 /**
  * Lets go of the arena. Local, never waits; the caller has synchronised the streams that use it and
  * destroyed its plans. Memory of cof_arena_create lives until the last rank let go. NULL is
- * allowed. With COFUSE_CUDA_MEMORY=ipc device memory that others still have open is freed by a
- * later call on an arena or a world of the process.
+ * allowed. Device memory that is shared by ipc handles (COFUSE_CUDA_MEMORY) and that others still
+ * have open is freed by a later call that makes or destroys an arena or a world of the process.
  */
 COF_API void cof_arena_destroy(cof_arena *arena);
 

@@ -18,6 +18,10 @@
  * arena. Calls on CUDA streams may be captured into a graph, which may be replayed and mixed with
  * direct calls; creating, destroying and COF_STREAM_NOW may not.
  *
+ * A CUDA stream is one of the world's device: work for another one is refused (COF_ERR_INVALID).
+ * The handle NULL is that device's default stream in calls on an arena or a plan, and that of the
+ * thread's current device in calls that name neither (cof_stream_sync, events).
+ *
  * Several ranks in one process: calls that create or destroy objects, of Cofuse or of CUDA, may
  * wait for kernels that run, and these for work that another rank has not enqueued yet. Then both
  * wait until the deadline. Synchronise the streams first.

@@ -104,10 +104,11 @@ typedef struct cof_world_options {
  * On success *world_out owns sockets to the other ranks, one CPU stream and its threads. On failure
  * *world_out is NULL and nothing is left.
  *
- * On a world of CUDA devices it owns two CUDA streams, a page of host memory and a thread that
- * looks at the sockets, and no CPU stream. The device's primary context is made and stays; the
- * calling thread's current device is left as it was, here and in every call. The ranks prove with
- * real bytes that each reaches the memory of all others.
+ * On a world of CUDA devices it owns a CUDA stream, a page of host memory and, with other ranks, a
+ * thread that looks at the sockets; no CPU stream. The device's primary context is made and stays,
+ * and so does another stream, one in the process for each device. The calling thread's current
+ * device is left as it was, here and in every call. The ranks prove with real bytes that each
+ * reaches the memory of all others.
  *
  * COF_ERR_INVALID      an option or a launcher's variable breaks its rule (named in the text)
  * COF_ERR_UNSUPPORTED  ranks are on several hosts, or in several network namespaces; engine cuda:
@@ -144,7 +145,8 @@ COF_API cof_team *cof_world_team(cof_world *world);
  * Makes a team of `n` world ranks: ranks[i] becomes rank i of the team. Collective over the members
  * only; other ranks do not call. `tag` is any number that is the same on all members, and another
  * one for each team of the same list that lives at the same time: members that mix two such teams
- * up are told so by their tags alone. One exchange, no device memory.
+ * up are told so by their tags alone. One exchange, no device memory. A world of CUDA devices has
+ * at most 512 teams at a time (COF_ERR_NOMEM).
  *
  * COF_ERR_INVALID   n < 1, a rank out of range or named twice, or the caller is not a member
  * COF_ERR_MISMATCH  members passed different lists or tags

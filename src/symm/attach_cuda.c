@@ -50,13 +50,15 @@ static cof_status check_type(const cof_arena *a, int r)
     return COF_OK;
 }
 
-/* The own block is of the own device: what others store there, this rank's kernels see. */
+/* The own block is of the own device: what others store there, this rank's kernels see. Of memory
+ * without attributes (cofi_cuda_memory_type) nothing is known. */
 static cof_status check_own_device(const cof_arena *a)
 {
     const int wanted = cofi_cuda_arena(a)->device;
     struct cudaPointerAttributes attributes;
     COF_CUDA(cudaPointerGetAttributes(&attributes, a->base[a->rank]));
-    COF_FAIL_IF(attributes.device != wanted, COF_ERR_INVALID,
+    COF_FAIL_IF(attributes.type == cudaMemoryTypeDevice && attributes.device != wanted,
+                COF_ERR_INVALID,
                 "peers.base[%d] = %p: is memory of device %d; wanted this rank's device, %d",
                 a->rank, (void *)a->base[a->rank], attributes.device, wanted);
     return COF_OK;

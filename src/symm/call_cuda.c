@@ -12,16 +12,6 @@
 
 _Static_assert(COFI_ALL_OTHERS == COFD_ALL_OTHERS, "one number for all others");
 
-/* One launch on the arena's device. */
-#define LAUNCH(binding, launch)                                                                    \
-    do {                                                                                           \
-        struct cofi_cuda_scope scope_;                                                             \
-        COF_TRY(cofi_cuda_enter(cofi_cuda_arena((binding)->arena)->device, &scope_));              \
-        cudaError_t error_ = (launch);                                                             \
-        cofi_cuda_leave(&scope_);                                                                  \
-        COF_CUDA(error_);                                                                          \
-    } while (0)
-
 static unsigned left_out(const cof_arena *a)
 {
     return (COFI_FAULT(EPOCH_RESET, a->rank) ? COFD_LEAVE_RESET : 0u) |
@@ -40,20 +30,20 @@ cof_status cofi_cuda_call_begin(struct cofi_binding *b, const struct cofi_call *
         .reset = cofi_wait_options(a, "meeting after a reset"),
         .end_ack = cofi_wait_options(a, "last call of another plan ended")};
     memcpy(c.sizes, call->sizes, sizeof c.sizes);
-    LAUNCH(b, cofi_launch_call_begin(b->on_device, &c, stream));
+    COFI_LAUNCH(b->arena, stream, cofi_launch_call_begin(b->on_device, &c, stream));
     return COF_OK;
 }
 
 cof_status cofi_cuda_call_end(struct cofi_binding *b, void *stream)
 {
     if (!b->arena->is_private)
-        LAUNCH(b, cofi_launch_call_end(b->on_device, stream));
+        COFI_LAUNCH(b->arena, stream, cofi_launch_call_end(b->on_device, stream));
     return COF_OK;
 }
 
 cof_status cofi_cuda_call_signal(struct cofi_binding *b, int peer, int purpose, void *stream)
 {
-    LAUNCH(b, cofi_launch_call_signal(b->on_device, peer, purpose, stream));
+    COFI_LAUNCH(b->arena, stream, cofi_launch_call_signal(b->on_device, peer, purpose, stream));
     return COF_OK;
 }
 
@@ -61,7 +51,8 @@ cof_status cofi_cuda_call_wait_ready(struct cofi_binding *b, int writer, int pur
                                      const char *step, void *stream)
 {
     const struct cofd_wait_options o = cofi_wait_options(b->arena, step);
-    LAUNCH(b, cofi_launch_call_wait_ready(b->on_device, writer, purpose, &o, stream));
+    COFI_LAUNCH(b->arena, stream,
+                cofi_launch_call_wait_ready(b->on_device, writer, purpose, &o, stream));
     return COF_OK;
 }
 
@@ -69,22 +60,23 @@ cof_status cofi_cuda_call_wait_ack(struct cofi_binding *b, int writer, int purpo
                                    const char *step, void *stream)
 {
     const struct cofd_wait_options o = cofi_wait_options(b->arena, step);
-    LAUNCH(b, cofi_launch_call_wait_ack(b->on_device, writer, purpose, mark, &o, stream));
+    COFI_LAUNCH(b->arena, stream,
+                cofi_launch_call_wait_ack(b->on_device, writer, purpose, mark, &o, stream));
     return COF_OK;
 }
 
 cof_status cofi_cuda_call_mark(struct cofi_binding *b, int mark, void *stream)
 {
-    LAUNCH(b, cofi_launch_call_mark(b->on_device, mark, stream));
+    COFI_LAUNCH(b->arena, stream, cofi_launch_call_mark(b->on_device, mark, stream));
     return COF_OK;
 }
 
 cof_status cofi_cuda_call_guard(struct cofi_binding *b, void *output, size_t bytes, void *stream)
 {
-    int n_blocks;
-    COF_TRY(cofi_cuda_copy_blocks(b->arena, bytes, &n_blocks));
+    const cof_arena *a = b->arena;
+    const int n_blocks = cofi_cuda_copy_blocks(a, bytes);
     if (bytes)
-        LAUNCH(b, cofi_launch_guard(b->arena->on_device, output, bytes, n_blocks, stream));
+        COFI_LAUNCH(a, stream, cofi_launch_guard(a->on_device, output, bytes, n_blocks, stream));
     return COF_OK;
 }
 

@@ -22,7 +22,8 @@ struct cof_world_options;
 
 struct cofi_device_ops {
     /* Local, before the world's team is made: chooses the device, makes its context, loads every
-     * kernel, takes the page of abort words. world->device is set on success. */
+     * kernel, takes the page of abort words. world->device is set early: what an open that
+     * fails has made is undone by close. */
     cof_status (*open)(struct cof_world *world, const struct cof_world_options *options);
     /* Collective over the world's team, after all ranks have opened: compares devices, proves with
      * real bytes that all reach each other, starts the watcher. */

@@ -19,9 +19,7 @@ struct cofi_device_id {
 
 struct cofi_device_info {
     struct cofi_device_id id;
-    uint64_t process;    /* random number of the rank's process */
-    int32_t pid, device; /* device: as that process counts */
-    int32_t n_sms, driver;
+    int32_t n_sms;
     int32_t has_vmm, has_ipc; /* can be had of that device and its driver */
     int32_t wanted;           /* enum cofi_device_memory: COFUSE_CUDA_MEMORY */
 };

@@ -133,11 +133,10 @@ static cof_status open_world(cof_world *w, const cof_world_options *o)
     return status;
 }
 
-static void close_streams(const struct cofi_cuda_world *d)
+static void close_now(const struct cofi_cuda_world *d)
 {
-    if (d->now)
-        cudaStreamDestroy(d->now);
-    cudaGetLastError();
+    if (d->now && cudaStreamDestroy(d->now) != cudaSuccess)
+        cudaGetLastError();
 }
 
 static void close_world(cof_world *w)
@@ -157,7 +156,7 @@ static void close_world(cof_world *w)
     pthread_mutex_unlock(&w->lock);
     cofi_cuda_page_close(d->page, is_child);
     if (is_entered) {
-        close_streams(d);
+        close_now(d);
         cofi_cuda_leave(&scope);
     }
     if (!is_child)
@@ -225,9 +224,10 @@ static cof_status check_memory(cof_arena *a, const char *name, const void *at)
     COF_TRY(cofi_cuda_enter(cofi_cuda_arena(a)->device, &scope));
     enum cudaMemoryType type = cofi_cuda_memory_type(at);
     cofi_cuda_leave(&scope);
-    COF_FAIL_IF(type == cudaMemoryTypeUnregistered, COF_ERR_INVALID,
-                "%s = %p: memory that CUDA does not know: wanted device memory, or pinned memory "
-                "of the host", name, at);
+    const char *is =
+        type == cudaMemoryTypeManaged ? "managed memory" : "memory that CUDA does not know";
+    COF_FAIL_IF(type != cudaMemoryTypeDevice && type != cudaMemoryTypeHost, COF_ERR_INVALID,
+                "%s = %p: %s: wanted device memory, or pinned memory of the host", name, at, is);
     return COF_OK;
 }
 

@@ -8,6 +8,7 @@
  *   device_peers.c   who reaches whom, from what all ranks told (no CUDA calls)
  *   share_cuda.c     device memory of all ranks, mapped on all
  *   control_cuda.c   an arena's control blocks in host memory, and what its kernels read
+ *   bind_cuda.c      places of plans in an arena
  *   arena_cuda.c     arenas: slabs in device memory
  *   attach_cuda.c    arenas of the caller's memory
  *   watch_cuda.c     the thread that looks at the sockets
@@ -51,7 +52,7 @@ struct cofi_cuda_world {
 /* What cof_arena.mapping is. */
 struct cofi_cuda_arena {
     int device;
-    cudaStream_t setup; /* the world's */
+    cudaStream_t setup; /* the device's */
     struct cofd_arena *on_device;    /* = cof_arena.on_device */
     struct cofd_binding *bindings;   /* COFD_MAX_PLANS, in device memory */
     _Atomic uint64_t *binding_table; /* COFD_MAX_PLANS, in this rank's host mapping, of device
@@ -119,7 +120,8 @@ cof_status cofi_cuda_tables_make(cof_arena *a, char *at);
 void cofi_cuda_control_close(cof_arena *a);
 /* Frees what was left and can go by now. */
 void cofi_cuda_control_sweep(void);
-/* The slots of struct cofi_device_ops of the same names. */
+
+/* bind_cuda.c: the slots of struct cofi_device_ops of the same names. */
 cof_status cofi_cuda_bind(struct cofi_binding *binding);
 void cofi_cuda_unbind(struct cofi_binding *binding);
 

@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
-#include <unistd.h>
 
 #include "backend/cuda/driver_cuda.h"
 #include "core/config.h"
@@ -30,13 +29,10 @@ static cof_status describe_own(const cof_world *w, struct cofi_device_info *own)
     const struct cofi_cuda_world *device = w->device;
     CUuuid uuid;
     int has_vmm = 0, has_fd = 0, is_unified = 0;
-    *own = (struct cofi_device_info){.process = cofi_cuda_process(), .pid = (int32_t)getpid(),
-                                     .device = device->device, .n_sms = device->n_sms,
-                                     .wanted = wanted_memory()};
+    *own = (struct cofi_device_info){.n_sms = device->n_sms, .wanted = wanted_memory()};
     COF_DRIVER(d->device_name(own->id.name, (int)sizeof own->id.name, device->device));
     COF_DRIVER(d->device_uuid(&uuid, device->device));
     memcpy(own->id.uuid, &uuid, sizeof own->id.uuid);
-    COF_CUDA(cudaDriverGetVersion(&own->driver));
     COF_DRIVER(d->device_attribute(
         &has_vmm, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, device->device));
     COF_DRIVER(d->device_attribute(
@@ -187,10 +183,11 @@ static cof_status prove(cof_world *w, enum cofi_device_memory memory)
 
 /* ---- joining -------------------------------------------------------------------------------- */
 
+/* Not after a rank that is late, gone or in another call: it would be waited for once more. */
 static bool may_try_ipc(const cof_world *w, const struct cofi_device_info *ranks,
-                        enum cofi_device_memory tried)
+                        enum cofi_device_memory tried, cof_status status)
 {
-    bool may = tried == COFI_MEMORY_VMM && cofi_team_status(w->team) == COF_OK;
+    bool may = tried == COFI_MEMORY_VMM && (status == COF_ERR_SYSTEM || status == COF_ERR_NOMEM);
     for (int r = 0; r < w->n_ranks; r++)
         may &= ranks[r].has_ipc && ranks[r].wanted == COFI_MEMORY_ANY;
     return may;
@@ -202,7 +199,7 @@ static cof_status prove_memory(cof_world *w, const struct cofi_device_info *rank
     enum cofi_device_memory memory;
     COF_TRY(cofi_device_choose_memory(ranks, w->n_ranks, &memory));
     cof_status status = prove(w, memory);
-    if (status != COF_OK && may_try_ipc(w, ranks, memory)) {
+    if (status != COF_OK && may_try_ipc(w, ranks, memory, status)) {
         cofi_log(COFI_LOG_PROCESS, "engine cuda: no memory by descriptors: %s", cof_last_error());
         memory = COFI_MEMORY_IPC;
         status = prove(w, memory);

@@ -15,6 +15,20 @@ struct cofd_wait_options cofi_wait_options(const cof_arena *arena, const char *s
 int cofi_cuda_share(const struct cofi_cuda_world *world, int n_blocks, int max_ctas);
 
 /* Blocks of a copy of so many bytes. */
-cof_status cofi_cuda_copy_blocks(const cof_arena *arena, size_t bytes, int *n_blocks_out);
+int cofi_cuda_copy_blocks(const cof_arena *arena, size_t bytes);
+
+/* What a launch for an arena came to; `what`: the call. */
+cof_status cofi_cuda_launched(const char *file, int line, const cof_arena *arena,
+                              const void *stream, cudaError_t error, const char *what);
+
+/* One launch on the arena's device; returns where it fails. */
+#define COFI_LAUNCH(arena, stream, launch)                                                         \
+    do {                                                                                           \
+        struct cofi_cuda_scope scope_;                                                             \
+        COF_TRY(cofi_cuda_enter(cofi_cuda_arena(arena)->device, &scope_));                         \
+        cudaError_t error_ = (launch);                                                             \
+        cofi_cuda_leave(&scope_);                                                                  \
+        COF_TRY(cofi_cuda_launched(__FILE_NAME__, __LINE__, arena, stream, error_, #launch));      \
+    } while (0)
 
 #endif

@@ -13,13 +13,32 @@
 #define BYTES_PER_BLOCK ((size_t)32 << 10) /* 512 threads x 4 loads of 16 bytes */
 #define COPY_MAX_BLOCKS 32 /* more do not make peer loads faster (h200: 329 of 336 GB/s) */
 
+/* 0 is none, as on the CPU for more than 31 years too. */
+static uint64_t nanoseconds(double seconds)
+{
+    if (!(seconds > 0 && seconds <= 1e9))
+        return 0;
+    return seconds < 1e-9 ? 1 : (uint64_t)(seconds * 1e9);
+}
+
 struct cofd_wait_options cofi_wait_options(const cof_arena *a, const char *step)
 {
-    struct cofd_wait_options o = {0};
-    if (a->run_timeout > 0)
-        o.timeout_ns = (uint64_t)(a->run_timeout * 1e9);
+    struct cofd_wait_options o = {.timeout_ns = nanoseconds(a->run_timeout)};
     memcpy(o.step, step, strnlen(step, sizeof o.step));
     return o;
+}
+
+cof_status cofi_cuda_launched(const char *file, int line, const cof_arena *a, const void *stream,
+                              cudaError_t error, const char *what)
+{
+    if (error == cudaSuccess)
+        return COF_OK;
+    cof_status status = cofi_cuda_error(file, line, error, what);
+    if (error != cudaErrorInvalidResourceHandle)
+        return status;
+    return cofi_fail(file, line, COF_ERR_INVALID,
+                     "stream: handle = %p: wanted a stream of device %d, this rank's: %s", stream,
+                     cofi_cuda_arena(a)->device, cudaGetErrorName(error));
 }
 
 int cofi_cuda_share(const struct cofi_cuda_world *w, int n_blocks, int max_ctas)
@@ -32,84 +51,59 @@ int cofi_cuda_share(const struct cofi_cuda_world *w, int n_blocks, int max_ctas)
     return n > 1 ? n : 1;
 }
 
-cof_status cofi_cuda_copy_blocks(const cof_arena *a, size_t bytes, int *n_blocks_out)
+int cofi_cuda_copy_blocks(const cof_arena *a, size_t bytes)
 {
     const struct cofi_cuda_world *w = a->team->world->device;
     size_t wanted = (bytes + BYTES_PER_BLOCK - 1) / BYTES_PER_BLOCK;
     int most = cofi_cuda_share(w, w->n_sms, COPY_MAX_BLOCKS);
-    *n_blocks_out = wanted < 1 ? 1 : wanted < (size_t)most ? (int)wanted : most;
-    return COF_OK;
+    return wanted < 1 ? 1 : wanted < (size_t)most ? (int)wanted : most;
 }
 
-/* On the arena's device. An output that a dead arena leaves unwritten becomes NaN: the kernel sees
- * to it; behind the copy engine a guard does. */
+/* An output that a dead arena leaves unwritten becomes NaN: the kernel sees to it; behind the copy
+ * engine a guard does. */
 static cof_status copy(const cof_arena *a, void *dst, const void *src, size_t bytes, bool is_output,
                        cudaStream_t stream)
 {
-    int n_blocks;
-    COF_TRY(cofi_cuda_copy_blocks(a, bytes, &n_blocks));
+    const int n_blocks = cofi_cuda_copy_blocks(a, bytes);
     if (bytes <= KERNEL_MAX_BYTES) {
-        COF_CUDA(cofi_launch_copy(a->on_device, dst, src, bytes, is_output, n_blocks, stream));
+        COFI_LAUNCH(a, stream,
+                    cofi_launch_copy(a->on_device, dst, src, bytes, is_output, n_blocks, stream));
         return COF_OK;
     }
-    COF_CUDA(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, stream));
+    COFI_LAUNCH(a, stream, cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, stream));
     if (is_output)
-        COF_CUDA(cofi_launch_guard(a->on_device, dst, bytes, n_blocks, stream));
+        COFI_LAUNCH(a, stream, cofi_launch_guard(a->on_device, dst, bytes, n_blocks, stream));
     return COF_OK;
-}
-
-static cof_status copy_on_device(const cof_arena *a, void *dst, const void *src, size_t bytes,
-                                 bool is_output, void *stream)
-{
-    struct cofi_cuda_scope scope;
-    if (bytes == 0)
-        return COF_OK;
-    COF_TRY(cofi_cuda_enter(cofi_cuda_arena(a)->device, &scope));
-    cof_status status = copy(a, dst, src, bytes, is_output, stream);
-    cofi_cuda_leave(&scope);
-    return status;
 }
 
 cof_status cofi_cuda_put(cof_arena *a, int peer, size_t offset, const void *src, size_t bytes,
                          void *stream)
 {
-    return copy_on_device(a, a->base[peer] + a->data_offset + offset, src, bytes, false, stream);
+    return copy(a, a->base[peer] + a->data_offset + offset, src, bytes, false, stream);
 }
 
 cof_status cofi_cuda_get(cof_arena *a, void *dst, int peer, size_t offset, size_t bytes,
                          void *stream)
 {
-    return copy_on_device(a, dst, a->base[peer] + a->data_offset + offset, bytes, true, stream);
+    return copy(a, dst, a->base[peer] + a->data_offset + offset, bytes, true, stream);
 }
 
 cof_status cofi_cuda_signal(cof_arena *a, int peer, int word, void *stream)
 {
-    struct cofi_cuda_scope scope;
-    COF_TRY(cofi_cuda_enter(cofi_cuda_arena(a)->device, &scope));
-    cudaError_t error = cofi_launch_signal(a->on_device, peer, word, stream);
-    cofi_cuda_leave(&scope);
-    COF_CUDA(error);
+    COFI_LAUNCH(a, stream, cofi_launch_signal(a->on_device, peer, word, stream));
     return COF_OK;
 }
 
 cof_status cofi_cuda_wait(cof_arena *a, int peer, int word, void *stream)
 {
     const struct cofd_wait_options o = cofi_wait_options(a, "cof_wait");
-    struct cofi_cuda_scope scope;
-    COF_TRY(cofi_cuda_enter(cofi_cuda_arena(a)->device, &scope));
-    cudaError_t error = cofi_launch_wait(a->on_device, peer, word, &o, stream);
-    cofi_cuda_leave(&scope);
-    COF_CUDA(error);
+    COFI_LAUNCH(a, stream, cofi_launch_wait(a->on_device, peer, word, &o, stream));
     return COF_OK;
 }
 
 cof_status cofi_cuda_fill(cof_arena *a, void *dst, size_t bytes, void *stream)
 {
-    struct cofi_cuda_scope scope;
-    COF_TRY(cofi_cuda_enter(cofi_cuda_arena(a)->device, &scope));
-    cudaError_t error = bytes ? cudaMemsetAsync(dst, 0xff, bytes, stream) : cudaSuccess;
-    cofi_cuda_leave(&scope);
-    COF_CUDA(error);
+    COFI_LAUNCH(a, stream, cudaMemsetAsync(dst, 0xff, bytes, stream));
     return COF_OK;
 }
 

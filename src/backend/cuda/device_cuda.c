@@ -22,7 +22,6 @@ static cof_status primary_context(int device, CUcontext *out)
     *out = atomic_load_explicit(&contexts[device], memory_order_acquire);
     if (*out)
         return COF_OK;
-    COF_TRY(cofi_driver_load());
     COF_DRIVER(cofi_driver()->primary_retain(out, device));
     atomic_store_explicit(&contexts[device], *out, memory_order_release);
     return COF_OK;
@@ -41,6 +40,7 @@ static cof_status enter_context(CUcontext wanted, struct cofi_cuda_scope *scope)
 cof_status cofi_cuda_enter(int device, struct cofi_cuda_scope *scope)
 {
     CUcontext wanted;
+    COF_TRY(cofi_driver_load());
     COF_TRY(primary_context(device, &wanted));
     return enter_context(wanted, scope);
 }
@@ -64,9 +64,9 @@ cof_status cofi_cuda_enter_stream(cudaStream_t stream, struct cofi_cuda_scope *s
 {
     CUcontext wanted = NULL;
     *scope = (struct cofi_cuda_scope){0};
+    COF_TRY(cofi_driver_load());
     if (!stream || stream == cudaStreamLegacy || stream == cudaStreamPerThread)
         return current_device(device_out);
-    COF_TRY(cofi_driver_load());
     COF_DRIVER(cofi_driver()->stream_context((CUstream)stream, &wanted));
     COF_TRY(enter_context(wanted, scope));
     cof_status status = current_device(device_out);

@@ -24,7 +24,8 @@ cof_status cofi_cuda_error(const char *file, int line, cudaError_t error, const 
     } while (0)
 
 /* Makes a device's primary context the thread's current one, and the earlier one again: a context
- * of the caller's own making too, or none. Nothing to undo where enter fails. */
+ * of the caller's own making too, or none. Nothing to undo where enter fails, as it does in a child
+ * of fork (COF_ERR_INVALID). */
 struct cofi_cuda_scope {
     void *previous; /* CUcontext */
     bool is_changed;

@@ -7,7 +7,10 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/process.h"
+
 static struct cofi_driver driver;
+static struct cofi_process loaded_by;
 static char failure[200]; /* why there is none; "" when there is */
 
 static void load(void)
@@ -20,6 +23,10 @@ static void load(void)
         COFI_DRIVER_CALLS(CALL)
 #undef CALL
     };
+    if (cofi_process_this(&loaded_by) != COF_OK) {
+        snprintf(failure, sizeof failure, "%s", cof_last_error());
+        return;
+    }
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL); /* kept */
     if (!library) {
         snprintf(failure, sizeof failure, "%s", dlerror());
@@ -46,6 +53,7 @@ cof_status cofi_driver_load(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, load);
+    COF_TRY(cofi_process_check(&loaded_by, "CUDA context"));
     COF_FAIL_IF(*failure, COF_ERR_UNSUPPORTED, "engine cuda: no driver: %s", failure);
     return COF_OK;
 }

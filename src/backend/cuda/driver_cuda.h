@@ -43,7 +43,8 @@ struct cofi_driver {
 #undef COFI_DRIVER_MEMBER
 };
 
-/* Loads it, once in a process. COF_ERR_UNSUPPORTED where there is none, or one that is too old. */
+/* Loads it, once in a process. COF_ERR_UNSUPPORTED where there is none, or one that is too old;
+ * COF_ERR_INVALID in a child of fork, which cannot use what its parent has loaded. */
 cof_status cofi_driver_load(void);
 /* After that. */
 const struct cofi_driver *cofi_driver(void);

@@ -6,7 +6,6 @@
 #include <stdlib.h>
 
 #include "backend/cuda/device_cuda.h"
-#include "core/process.h"
 
 #define N_EVENTS 1024
 #define TURN_BITS 48
@@ -17,23 +16,13 @@ struct ring {
     uint64_t last;
 };
 
+/* A child of fork, which may find it held, is refused before. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct ring *rings[COFI_CUDA_MAX_DEVICES];
-static struct cofi_process made_by; /* of the first ring; a child of fork may find the lock held */
-static _Atomic int is_made;
-
-static cof_status check_process(void)
-{
-    return is_made ? cofi_process_check(&made_by, "stream") : COF_OK;
-}
 
 /* Under the lock. */
 static cof_status ring_of(int device, struct ring **out)
 {
-    if (!is_made) {
-        COF_TRY(cofi_process_this(&made_by));
-        is_made = 1;
-    }
     if (!rings[device])
         rings[device] = calloc(1, sizeof *rings[device]);
     *out = rings[device];
@@ -62,7 +51,6 @@ cof_status cofi_cuda_event_record(void *stream, uint64_t *ticket_out)
 {
     struct cofi_cuda_scope scope;
     int device;
-    COF_TRY(check_process());
     COF_TRY(cofi_cuda_enter_stream(stream, &scope, &device));
     pthread_mutex_lock(&lock);
     cof_status status = record(device, stream, ticket_out);
@@ -90,7 +78,6 @@ cof_status cofi_cuda_event_wait(void *stream, uint64_t ticket)
 {
     struct cofi_cuda_scope scope;
     int device;
-    COF_TRY(check_process());
     COF_TRY(cofi_cuda_enter_stream(stream, &scope, &device));
     pthread_mutex_lock(&lock);
     cof_status status = wait(stream, ticket);
