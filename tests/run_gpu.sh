@@ -85,7 +85,7 @@ row() {
     rc=$?
     took=$(((${EPOCHREALTIME/./} - begin) / 100000))
     took=$((took / 10)).$((took % 10))
-    counts=$(grep -oE '^[0-9]+ passed, [0-9]+ failed(, [0-9]+ skipped)?$' "$scratch/log")
+    counts=$(sed -nE 's/^([0-9]+) (checks )?(passed, [0-9]+ failed(, [0-9]+ skipped)?)$/\1 \3/p' "$scratch/log")
     counts=${counts##*$'\n'}
     if [ -n "$counts" ]; then
         read -r passed _ failed _ skipped _ <<<"$counts 0"
@@ -147,6 +147,7 @@ on_devices() { # on_devices NAME DEVICES LEAST_RANKS
     fi
 }
 
+row unit/cuda_world "$all" 2 '' build/tests/unit_cuda_world
 on_devices one "${visible[0]}" 1
 if [ ${#visible[@]} -gt 1 ]; then
     on_devices all "$all" 2
