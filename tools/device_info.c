@@ -8,8 +8,7 @@
 
 #ifdef COFI_CUDA
 
-#include <cuda.h>
-
+#include "backend/cuda/driver_cuda.h"
 #include "ops/runtime/runtime_bench_cuda.h"
 #include "symm/engine_cuda.h"
 
@@ -26,33 +25,21 @@ static void uuid_text(const cudaUUID_t *uuid, bool is_mig, char text[COFI_DEVICE
                       (unsigned char)uuid->bytes[i]);
 }
 
-/* What the runtime has no call for is asked of the driver, where it is there. */
-static void *driver_entry(const char *name)
-{
-    enum cudaDriverEntryPointQueryResult found;
-    void *fn = NULL;
-    cudaError_t error = cudaGetDriverEntryPointByVersion(name, &fn, 12000, cudaEnableDefault,
-                                                         &found);
-    return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? fn : NULL;
-}
-
 /* CUDA's numbers of devices are the driver's: the same list, in the same order. */
 static bool has_attribute(int device, CUdevice_attribute attribute)
 {
-    typedef CUresult (*get_attribute_fn)(int *, CUdevice_attribute, CUdevice);
-    get_attribute_fn get_attribute = (get_attribute_fn)driver_entry("cuDeviceGetAttribute");
     int value = 0;
-    return get_attribute && get_attribute(&value, attribute, device) == CUDA_SUCCESS && value;
+    return cofi_driver_load() == COF_OK &&
+           cofi_driver()->device_attribute(&value, attribute, device) == CUDA_SUCCESS && value;
 }
 
 /* Of a MIG instance its own, which the device's properties do not have. */
 static void read_uuid(int device, const struct cudaDeviceProp *prop,
                       char text[COFI_DEVICE_UUID_BYTES])
 {
-    typedef CUresult (*get_uuid_fn)(CUuuid *, CUdevice);
-    get_uuid_fn get_uuid = (get_uuid_fn)driver_entry("cuDeviceGetUuid");
     CUuuid uuid;
-    if (!get_uuid || get_uuid(&uuid, device) != CUDA_SUCCESS)
+    if (cofi_driver_load() != COF_OK ||
+        cofi_driver()->device_uuid(&uuid, device) != CUDA_SUCCESS)
         uuid = prop->uuid;
     uuid_text(&uuid, strstr(prop->name, " MIG ") != NULL, text);
 }
@@ -127,7 +114,11 @@ void cofi_device_of_world(const cof_world *world, char uuid[COFI_DEVICE_UUID_BYT
 {
     struct cudaDeviceProp prop;
     uuid[0] = 0;
-    if (world->device && cudaGetDeviceProperties(&prop, world->device->device) == cudaSuccess)
+    if (!world->device)
+        return;
+    if (cudaGetDeviceProperties(&prop, world->device->device) != cudaSuccess)
+        cudaGetLastError();
+    else
         read_uuid(world->device->device, &prop, uuid);
 }
 
