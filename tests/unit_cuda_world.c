@@ -164,6 +164,39 @@ static void check_child(cof_world *w, cof_arena *a, int rank)
     cof_stream_destroy(stream);
 }
 
+/* A signal to itself on a second stream, with events on both sides, captured and replayed. */
+static void check_capture(cof_world *w, cof_arena *a, int rank)
+{
+    enum { N_REPLAYS = 50 };
+    cof_stream s[2];
+    cof_event event;
+    cudaGraph_t graph;
+    cudaGraphExec_t replay;
+    CHECK_OK(cof_stream_create(w, 1, &s[0]));
+    CHECK_OK(cof_stream_create(w, 1, &s[1]));
+    CHECK(cudaStreamBeginCapture(s[0].handle, cudaStreamCaptureModeThreadLocal) == cudaSuccess,
+          "no capture");
+    CHECK_OK(cof_event_record(s[0], &event));
+    CHECK_OK(cof_stream_wait_event(s[1], event));
+    CHECK_OK(cof_signal(a, rank, 0, s[1]));
+    CHECK_OK(cof_event_record(s[1], &event));
+    CHECK_OK(cof_stream_wait_event(s[0], event));
+    CHECK_OK(cof_wait(a, rank, 0, s[0]));
+    CHECK(cudaStreamEndCapture(s[0].handle, &graph) == cudaSuccess, "%s",
+          cudaGetErrorString(cudaGetLastError()));
+    CHECK(cudaGraphInstantiate(&replay, graph, 0) == cudaSuccess, "no graph");
+    for (int i = 0; i < N_REPLAYS; i++)
+        CHECK(cudaGraphLaunch(replay, s[0].handle) == cudaSuccess, "replay %d", i);
+    CHECK_OK(cof_stream_sync(s[0]));
+    CHECK_OK(cof_signal(a, rank, 0, s[0]));
+    CHECK_OK(cof_wait(a, rank, 0, s[0]));
+    CHECK_OK(cof_stream_sync(s[0]));
+    cudaGraphExecDestroy(replay);
+    cudaGraphDestroy(graph);
+    cof_stream_destroy(s[0]);
+    cof_stream_destroy(s[1]);
+}
+
 static void test_calls(int rank, int n_ranks, const char *job, void *arg)
 {
     (void)arg;
@@ -176,6 +209,7 @@ static void test_calls(int rank, int n_ranks, const char *job, void *arg)
     CHECK_OK(cof_arena_create(team, BYTES, 1, &a));
     check_memory(a, rank);
     check_streams(w, a, rank);
+    check_capture(w, a, rank);
     check_child(w, a, rank);
     check_foreign_stream(a, rank);
     const cof_attention_params params = test_attention_params(64);

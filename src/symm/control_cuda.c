@@ -28,42 +28,56 @@ static void take_control(cof_arena *a, struct cofi_cuda_arena *m)
     a->mapping_bytes = m->control_bytes * (size_t)a->n_ranks;
 }
 
-/* Rank 0's block of the driver's host memory, on every rank. Letting it go never waits, as
- * cudaHostUnregister does for all kernels of the process. *has_block_out, alike on all ranks:
- * whether there is such memory. */
-static cof_status map_driver_memory(cof_arena *a, struct cofi_cuda_arena *m, bool *has_block_out)
+/* Rank 0's part: bytes and descriptor; 0 where the driver has no such memory. */
+static uint64_t make_driver_memory(const cof_arena *a, struct cofi_cuda_arena *m, int *fd_out)
 {
-    cof_team *t = a->team;
-    const size_t bytes = m->control_bytes * (size_t)a->n_ranks;
-    struct cofi_cuda_block *block = &m->control_block;
     struct cofi_cuda_handle handle;
-    int own_fd = -1, fd = -1;
-    cof_status made = COF_OK;
-    if (a->rank == 0) {
-        made = cofi_cuda_host_make(m->device, bytes, block);
-        if (made == COF_OK)
-            made = cofi_cuda_block_export(block, m->device, &handle, &own_fd);
-        if (made != COF_OK)
-            cofi_log(COFI_LOG_PROCESS, "engine cuda: %s", cof_last_error());
-    }
-    uint64_t own = made == COF_OK ? block->bytes : 0, *all = t->table;
-    cof_status status = cofi_team_exchange(t, "arena control", &own, all, sizeof own);
-    *has_block_out = status == COF_OK && all[0] != 0;
-    if (*has_block_out) {
-        own = all[0];
-        status = cofi_team_bcast_fd(t, own_fd, &fd);
-        if (status == COF_OK && fd < 0)
-            status = COF_FAIL(COF_ERR_SYSTEM, "arena: no descriptor left for memory (ulimit -n)");
-        if (status == COF_OK && a->rank != 0)
-            status = cofi_cuda_host_import(m->device, own, fd, block);
-        status = cofi_team_agree(t, "arena control", status);
-    }
-    if (status != COF_OK || !*has_block_out)
-        cofi_cuda_block_close(block);
-    if (fd >= 0 && fd != own_fd)
+    const size_t bytes = m->control_bytes * (size_t)a->n_ranks;
+    cof_status status = cofi_cuda_host_make(m->device, bytes, &m->control_block);
+    if (status == COF_OK)
+        status = cofi_cuda_block_export(&m->control_block, m->device, &handle, fd_out);
+    return status == COF_OK ? m->control_block.bytes : 0;
+}
+
+static cof_status take_driver_memory(const cof_arena *a, struct cofi_cuda_arena *m, uint64_t bytes,
+                                     int own_fd, bool *is_mapped_out)
+{
+    int fd = -1;
+    *is_mapped_out = a->rank == 0;
+    COF_TRY(cofi_team_bcast_fd(a->team, own_fd, &fd));
+    if (a->rank == 0)
+        return COF_OK;
+    *is_mapped_out = fd >= 0 && cofi_cuda_host_import(m->device, bytes, fd,
+                                                      &m->control_block) == COF_OK;
+    if (fd >= 0)
         close(fd);
+    return COF_OK;
+}
+
+/* Rank 0's block of the driver's host memory, on every rank, or on none: *is_mapped_out is alike on
+ * all. Letting it go never waits, as cudaHostUnregister does for all kernels of the process. */
+static cof_status map_driver_memory(const cof_arena *a, struct cofi_cuda_arena *m,
+                                    bool *is_mapped_out)
+{
+    uint64_t *all = a->team->table;
+    int own_fd = -1;
+    bool is_mapped = false;
+    uint64_t own = a->rank == 0 ? make_driver_memory(a, m, &own_fd) : 0;
+    cof_status status = cofi_team_exchange(a->team, "arena control", &own, all, sizeof own);
+    if (status == COF_OK && all[0] != 0)
+        status = take_driver_memory(a, m, all[0], own_fd, &is_mapped);
     if (own_fd >= 0)
         close(own_fd);
+    own = is_mapped;
+    if (status == COF_OK)
+        status = cofi_team_exchange(a->team, "arena control", &own, all, sizeof own);
+    for (int r = 0; r < a->n_ranks && status == COF_OK; r++)
+        is_mapped &= all[r] != 0;
+    if (!is_mapped)
+        cofi_log(COFI_LOG_PROCESS, "engine cuda: control blocks in a memfd: %s", cof_last_error());
+    if (status != COF_OK || !is_mapped)
+        cofi_cuda_block_close(&m->control_block);
+    *is_mapped_out = is_mapped;
     return status;
 }
 
