@@ -85,7 +85,8 @@ row() {
     rc=$?
     took=$(((${EPOCHREALTIME/./} - begin) / 100000))
     took=$((took / 10)).$((took % 10))
-    counts=$(sed -nE 's/^([0-9]+) (checks )?(passed, [0-9]+ failed(, [0-9]+ skipped)?)$/\1 \3/p' "$scratch/log")
+    counts=$(sed -nE 's/^([0-9]+) (checks )?(passed, [0-9]+ failed(, [0-9]+ skipped)?)$/\1 \3/p' \
+        "$scratch/log")
     counts=${counts##*$'\n'}
     if [ -n "$counts" ]; then
         read -r passed _ failed _ skipped _ <<<"$counts 0"
