@@ -54,6 +54,9 @@ int main(void)
     int rank = cof_team_rank(team), n = cof_team_size(team);
     int next = (rank + 1) % n, previous = (rank + n - 1) % n;
 
+    /* Streams and memory are made on the device of this rank. */
+    check_cuda(cudaSetDevice(cof_world_device(world)));
+
     /* Memory first, work later: what allocates may wait for the device. */
     check(cof_arena_create(team, bytes, 1, &arena));
     float *numbers = make_numbers((float)rank), *copy = make_numbers(-1);

@@ -91,6 +91,15 @@ static void check_memory(cof_arena *a, int rank)
           pinned[63]);
     cudaFreeHost(pinned);
     cudaFree(device);
+    int n_devices = 0;
+    if (cudaGetDeviceCount(&n_devices) != cudaSuccess || n_devices < 2)
+        return;
+    cudaSetDevice(1);
+    cudaMalloc((void **)&device, 64);
+    CHECK_FAILS(cof_get(a, device, rank, 0, 64, COF_STREAM_NOW), COF_ERR_INVALID,
+                "memory of device 1: wanted memory of this rank's device, 0");
+    cudaFree(device);
+    cudaSetDevice(0);
 }
 
 static void check_streams(cof_world *w, cof_arena *a, int rank)
@@ -130,7 +139,7 @@ static void check_foreign_stream(cof_arena *a, int rank)
         return;
     cudaSetDevice(1);
     CHECK(cudaStreamCreate((cudaStream_t *)&foreign.handle) == cudaSuccess, "no stream");
-    CHECK_FAILS(cof_signal(a, rank, 0, foreign), COF_ERR_INVALID, "wanted a stream of device 0");
+    CHECK_FAILS(cof_signal(a, rank, 0, foreign), COF_ERR_INVALID, "wanted this rank's device, 0");
     CHECK(cudaGetLastError() == cudaSuccess, "an error of ours was left to the caller");
     cof_stream_destroy(foreign);
 }
@@ -206,6 +215,7 @@ static void test_calls(int rank, int n_ranks, const char *job, void *arg)
     cof_arena *a = NULL;
     cof_plan *plan = NULL;
     CHECK(!strcmp(cof_world_engine(w), "cuda"), "engine %s", cof_world_engine(w));
+    CHECK(cof_world_device(w) == 0, "device %d", cof_world_device(w));
     CHECK_OK(cof_arena_create(team, BYTES, 1, &a));
     check_memory(a, rank);
     check_streams(w, a, rank);
@@ -357,6 +367,7 @@ static void test_cpu_world(int rank, int n_ranks, const char *job, void *arg)
     CHECK_OK(cof_arena_create(cof_world_team(w), BYTES, 1, &a));
     CHECK_FAILS(cof_signal(a, 0, 0, (cof_stream){COF_STREAM_KIND_CUDA, NULL}), COF_ERR_INVALID,
                 "on a world of engine thread");
+    CHECK(cof_world_device(w) == -1, "device %d", cof_world_device(w));
     cof_arena_destroy(a);
     cof_world_destroy(w);
 }

@@ -16,8 +16,8 @@
  * belongs there.
  *
  * On a world of CUDA devices the data and signal words lie in device memory; `src` and `dst` below
- * are device memory or pinned memory of the host (cudaMallocHost, cudaHostRegister), and other
- * memory is refused.
+ * are memory of this rank's device or pinned memory of the host (cudaMallocHost, cudaHostRegister),
+ * and other memory is refused.
  *
  * A wait that passes its deadline, a dead rank or a disagreement ends the arena on all ranks: later
  * calls return the error, outputs are NaN (bytes of cof_get: 0xff), and only destroying is left.

@@ -138,6 +138,13 @@ COF_API int cof_world_size(const cof_world *world);
 /** The engine's name: "thread", "shm" or "cuda". Local, any thread. */
 COF_API const char *cof_world_engine(const cof_world *world);
 
+/**
+ * The CUDA device that this rank works on, as CUDA numbers it in this process: streams and memory
+ * for the world's calls are made there (cudaSetDevice). -1 on an engine of the CPU. Local, any
+ * thread.
+ */
+COF_API int cof_world_device(const cof_world *world);
+
 /** The team of all ranks, in order; owned by the world, not to be destroyed. Any thread. */
 COF_API cof_team *cof_world_team(cof_world *world);
 

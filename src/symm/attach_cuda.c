@@ -31,7 +31,8 @@ static cudaError_t read_bytes(const cof_arena *a, void *dst, const char *src, si
  * not be copied from: where devices page host memory in, that may end the process. */
 static const char *wrong_memory(const char *at)
 {
-    switch (cofi_cuda_memory_type(at)) {
+    int device;
+    switch (cofi_cuda_memory_type(at, &device)) {
     case cudaMemoryTypeDevice: return NULL;
     case cudaMemoryTypeHost: return "is memory of the host";
     case cudaMemoryTypeManaged: return "is managed memory";
@@ -50,17 +51,15 @@ static cof_status check_type(const cof_arena *a, int r)
     return COF_OK;
 }
 
-/* The own block is of the own device: what others store there, this rank's kernels see. Of memory
- * without attributes (cofi_cuda_memory_type) nothing is known. */
+/* The own block is of the own device: what others store there, this rank's kernels see. */
 static cof_status check_own_device(const cof_arena *a)
 {
     const int wanted = cofi_cuda_arena(a)->device;
-    struct cudaPointerAttributes attributes;
-    COF_CUDA(cudaPointerGetAttributes(&attributes, a->base[a->rank]));
-    COF_FAIL_IF(attributes.type == cudaMemoryTypeDevice && attributes.device != wanted,
-                COF_ERR_INVALID,
+    int device = wanted;
+    cofi_cuda_memory_type(a->base[a->rank], &device);
+    COF_FAIL_IF(device != wanted, COF_ERR_INVALID,
                 "peers.base[%d] = %p: is memory of device %d; wanted this rank's device, %d",
-                a->rank, (void *)a->base[a->rank], attributes.device, wanted);
+                a->rank, (void *)a->base[a->rank], device, wanted);
     return COF_OK;
 }
 

@@ -36,8 +36,11 @@ struct cofi_device_ops {
     _Atomic uint64_t *(*take_abort_word)(struct cof_world *world);
     void (*drop_abort_word)(struct cof_world *world, _Atomic uint64_t *word);
 
+    int (*number)(const struct cof_world *world); /* of the device, in this process */
     /* The stream behind COF_STREAM_NOW. */
     void *(*stream_now)(struct cof_world *world);
+    /* COF_ERR_INVALID for a stream of another device: CUDA would run the work there. */
+    cof_status (*check_stream)(struct cof_world *world, void *stream);
     cof_status (*stream_open)(struct cof_world *world, void **stream_out);
     void (*stream_close)(void *stream);
     cof_status (*stream_sync)(void *stream);

@@ -166,6 +166,26 @@ static void close_world(cof_world *w)
 
 /* ---- streams -------------------------------------------------------------------------------- */
 
+static int number(const cof_world *w)
+{
+    return w->device->device;
+}
+
+/* A default stream is that of the device whose context is entered. */
+static cof_status check_stream(cof_world *w, void *stream)
+{
+    struct cofi_cuda_scope scope;
+    int device = w->device->device;
+    if (!stream || stream == cudaStreamLegacy || stream == cudaStreamPerThread)
+        return COF_OK;
+    COF_TRY(cofi_cuda_enter_stream(stream, &scope, &device));
+    cofi_cuda_leave(&scope);
+    COF_FAIL_IF(device != w->device->device, COF_ERR_INVALID,
+                "stream: handle = %p is of device %d; wanted this rank's device, %d", stream,
+                device, w->device->device);
+    return COF_OK;
+}
+
 static void *stream_now(cof_world *w)
 {
     return w->device->now;
@@ -218,12 +238,19 @@ static cof_status stream_sync(void *stream)
     return status;
 }
 
+/* What another device holds may not be mapped for this one's kernels: a fault would end the context
+ * with all that is in it. */
 static cof_status check_memory(cof_arena *a, const char *name, const void *at)
 {
+    const int own = cofi_cuda_arena(a)->device;
     struct cofi_cuda_scope scope;
-    COF_TRY(cofi_cuda_enter(cofi_cuda_arena(a)->device, &scope));
-    enum cudaMemoryType type = cofi_cuda_memory_type(at);
+    COF_TRY(cofi_cuda_enter(own, &scope));
+    int device = own;
+    enum cudaMemoryType type = cofi_cuda_memory_type(at, &device);
     cofi_cuda_leave(&scope);
+    COF_FAIL_IF(type == cudaMemoryTypeDevice && device != own, COF_ERR_INVALID,
+                "%s = %p: memory of device %d: wanted memory of this rank's device, %d, or pinned "
+                "memory of the host", name, at, device, own);
     const char *is =
         type == cudaMemoryTypeManaged ? "managed memory" : "memory that CUDA does not know";
     COF_FAIL_IF(type != cudaMemoryTypeDevice && type != cudaMemoryTypeHost, COF_ERR_INVALID,
@@ -267,7 +294,9 @@ static const struct cofi_device_ops device_ops = {
     .close = close_world,
     .take_abort_word = cofi_cuda_take_abort_word,
     .drop_abort_word = cofi_cuda_drop_abort_word,
+    .number = number,
     .stream_now = stream_now,
+    .check_stream = check_stream,
     .stream_open = stream_open,
     .stream_close = stream_close,
     .stream_sync = stream_sync,

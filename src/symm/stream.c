@@ -66,8 +66,10 @@ cof_status cofi_stream_begin_device(cof_world *world, cof_stream stream, void **
 {
     COF_TRY(check_kind(world, stream, COF_STREAM_KIND_CUDA));
     *out = stream.handle;
-    if (stream.kind != COF_STREAM_KIND_NOW)
-        return cofi_world_usable(world);
+    if (stream.kind != COF_STREAM_KIND_NOW) {
+        COF_TRY(cofi_world_usable(world));
+        return world->ops->device->check_stream(world, stream.handle);
+    }
     COF_TRY(take_now(world));
     *out = world->ops->device->stream_now(world);
     return COF_OK;

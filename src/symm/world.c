@@ -371,6 +371,11 @@ const char *cof_world_engine(const cof_world *w)
     return w->ops->name;
 }
 
+int cof_world_device(const cof_world *w)
+{
+    return w->ops->device ? w->ops->device->number(w) : -1;
+}
+
 cof_team *cof_world_team(cof_world *w)
 {
     return w->team;

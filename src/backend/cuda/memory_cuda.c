@@ -44,11 +44,13 @@ static bool is_mapped_vmm(const void *at)
     return true;
 }
 
-enum cudaMemoryType cofi_cuda_memory_type(const void *at)
+enum cudaMemoryType cofi_cuda_memory_type(const void *at, int *device)
 {
     struct cudaPointerAttributes attr = {.type = cudaMemoryTypeUnregistered};
     if (cudaPointerGetAttributes(&attr, at) != cudaSuccess)
         cudaGetLastError();
+    if (attr.type == cudaMemoryTypeDevice)
+        *device = attr.device;
     return attr.type == cudaMemoryTypeUnregistered && is_mapped_vmm(at) ? cudaMemoryTypeDevice
                                                                          : attr.type;
 }
