@@ -43,8 +43,8 @@ struct cofi_cuda_handle {
 /* A random number of this process. */
 uint64_t cofi_cuda_process(void);
 
-/* Of any address; cudaMemoryTypeUnregistered where the driver does not know it. *device is set where
- * it is a device's and the driver tells whose. */
+/* Of any address; cudaMemoryTypeUnregistered where the driver does not know it. *device is set
+ * where it is a device's and the driver tells whose. */
 enum cudaMemoryType cofi_cuda_memory_type(const void *at, int *device);
 
 /* At least `bytes` bytes, not zeroed. COF_ERR_NOMEM says how many there were. */
