@@ -175,4 +175,14 @@ static inline cof_attention_params test_attention_params(int64_t n_rows)
     return p;
 }
 
+/* Threads meet, at most for a while: a rank that has seen the end must not leave before the others
+ * have, who might see it go instead. */
+static inline void test_meet(int n_threads)
+{
+    static atomic_int n_here;
+    int target = (atomic_fetch_add(&n_here, 1) / n_threads + 1) * n_threads;
+    for (int i = 0; i < 20000 && atomic_load(&n_here) < target; i++)
+        usleep(1000);
+}
+
 #endif

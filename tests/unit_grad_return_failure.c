@@ -247,6 +247,7 @@ static void one_leaves(int rank, int n_ranks, const char *job, void *arg)
         CHECK(status == COF_ERR_PEER_DEAD && strstr(cof_last_error(), "rank 1"), "%s: %s",
               cof_status_name(status), cof_last_error());
         CHECK(test_gr_all_nan(&f.t), "outputs are not NaN");
+        test_meet(n_ranks - 1);
     }
     cof_stream_destroy(f.stream);
     cof_plan_destroy(f.plan);

@@ -209,7 +209,7 @@ int cofi_runtime_child(const char *words)
 {
     unsigned long long arg;
     int attach, parent;
-    struct life l = {0};
+    struct life l = {.stamps.fd = -1};
     if (sscanf(words, "%llu:%d:%d", &arg, &attach, &parent) != 3)
         return 2;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -228,5 +228,6 @@ int cofi_runtime_child(const char *words)
         code = go_on(&l);
     if (code == 0)
         cof_world_destroy(l.world);
+    cofi_check_blocks_close(&l.stamps);
     return code;
 }
