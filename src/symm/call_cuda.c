@@ -71,15 +71,6 @@ cof_status cofi_cuda_call_mark(struct cofi_binding *b, int mark, void *stream)
     return COF_OK;
 }
 
-cof_status cofi_cuda_call_guard(struct cofi_binding *b, void *output, size_t bytes, void *stream)
-{
-    const cof_arena *a = b->arena;
-    const int n_blocks = cofi_cuda_copy_blocks(a, bytes);
-    if (bytes)
-        COFI_LAUNCH(a, stream, cofi_launch_guard(a->on_device, output, bytes, n_blocks, stream));
-    return COF_OK;
-}
-
 cof_status cofi_cuda_max_blocks(const cof_team *team, const void *kernel, int threads,
                                 size_t shared_bytes, int max_ctas, int *n_blocks_out)
 {

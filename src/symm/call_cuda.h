@@ -30,10 +30,6 @@ cof_status cofi_cuda_call_wait_ack(struct cofi_binding *binding, int writer, int
 /* mark = epoch of this call. */
 cof_status cofi_cuda_call_mark(struct cofi_binding *binding, int mark, void *stream);
 
-/* Output of a call that may have failed: 0xff (NaN) where the arena is dead. */
-cof_status cofi_cuda_call_guard(struct cofi_binding *binding, void *output, size_t bytes,
-                                void *stream);
-
 /* Blocks that run at once on this rank's device without those of the other ranks there: what a
  * kernel whose blocks wait for each other, or for peers, may launch; at least 1. `max_ctas` of the
  * world's options caps it, and the plan's own, where not 0. */

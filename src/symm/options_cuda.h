@@ -14,9 +14,6 @@ struct cofd_wait_options cofi_wait_options(const cof_arena *arena, const char *s
  * none. */
 int cofi_cuda_share(const struct cofi_cuda_world *world, int n_blocks, int max_ctas);
 
-/* Blocks of a copy of so many bytes. */
-int cofi_cuda_copy_blocks(const cof_arena *arena, size_t bytes);
-
 /* What a launch for an arena came to; `what`: the call. */
 cof_status cofi_cuda_launched(const char *file, int line, const cof_arena *arena,
                               const void *stream, cudaError_t error, const char *what);

@@ -153,7 +153,8 @@ static cof_status launch(const struct transfer *t, const struct action *action, 
     cof_status status = look(t->arena);
     if (status != COF_OK && !action->launch_failed)
         return status;
-    memcpy(text, cof_last_error(), sizeof text);
+    if (status != COF_OK)
+        memcpy(text, cof_last_error(), sizeof text);
     COF_TRY(cofi_stream_begin_device(t->arena->team->world, stream, &handle));
     cof_status launched = status == COF_OK ? action->launch(t, handle)
                                            : action->launch_failed(t, handle);

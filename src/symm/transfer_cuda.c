@@ -56,7 +56,7 @@ int cofi_cuda_share(const struct cofi_cuda_world *w, int n_blocks, int max_ctas)
     return n > 1 ? n : 1;
 }
 
-int cofi_cuda_copy_blocks(const cof_arena *a, size_t bytes)
+static int copy_blocks(const cof_arena *a, size_t bytes)
 {
     const struct cofi_cuda_world *w = a->team->world->device;
     size_t wanted = (bytes + BYTES_PER_BLOCK - 1) / BYTES_PER_BLOCK;
@@ -69,7 +69,7 @@ int cofi_cuda_copy_blocks(const cof_arena *a, size_t bytes)
 static cof_status copy(const cof_arena *a, void *dst, const void *src, size_t bytes, bool is_output,
                        cudaStream_t stream)
 {
-    const int n_blocks = cofi_cuda_copy_blocks(a, bytes);
+    const int n_blocks = copy_blocks(a, bytes);
     if (bytes <= (is_output ? GET_KERNEL_MAX_BYTES : PUT_KERNEL_MAX_BYTES)) {
         COFI_LAUNCH(a, stream,
                     cofi_launch_copy(a->on_device, dst, src, bytes, is_output, n_blocks, stream));
