@@ -20,6 +20,7 @@
 #ifndef COFUSE_H
 #define COFUSE_H
 
+#include "allreduce_rmsnorm.h"
 #include "arena.h"
 #include "attention.h"
 #include "grad_return.h"

@@ -116,6 +116,7 @@ struct cofi_binding {
     int n_purposes;      /* signal words per writer */
     uint32_t acks;       /* bit per purpose: an ack word, else a ready word */
     size_t words_offset; /* in the slab */
+    size_t tagged_offset, tagged_bytes; /* likewise */
     uint64_t ordinal;    /* among the team's plans: numbers them alike on all ranks */
     /* Last-use epochs, the plan's own, by what they mark; 0: not since the last reset. */
     uint32_t mark[COFI_MARKS];
@@ -131,6 +132,8 @@ struct cofi_binding {
 struct cofi_binding_spec {
     const char *op;
     size_t payload_bytes; /* from offset 0 of the data on; plans lie over each other there */
+    size_t tagged_bytes;  /* tagged words and flags of kernels, behind the words: the plan's own,
+                             zero at the beginning and after a reset */
     int n_purposes;
     uint32_t acks;
 };

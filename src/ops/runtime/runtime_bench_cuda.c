@@ -12,7 +12,7 @@
 #include "symm/engine_cuda.h"
 #include "symm/kernels_cuda.h"
 
-enum { MAX_EAGER = 100, N_BUSY = 200 /* launches, a millisecond each */, SHARED_ROUNDS = 20 };
+enum { MAX_EAGER = 100, SHARED_ROUNDS = 20 };
 static const int64_t start_limit_ns = 2000000000, stream_limit_ns = 10000000000;
 
 typedef CUresult (*stream_value_fn)(CUstream, CUdeviceptr, cuuint64_t, unsigned);
@@ -129,8 +129,7 @@ static cof_status start_busy(struct cuda_part *p)
 {
     __atomic_store_n(&p->flags[STOP], 0, __ATOMIC_SEQ_CST);
     __atomic_store_n(&p->flags[STARTED], 0, __ATOMIC_SEQ_CST);
-    for (int i = 0; i < N_BUSY; i++)
-        COF_CUDA(cofi_rb_launch_busy(&p->flags[STOP], &p->flags[STARTED], p->sink, p->busy));
+    COF_CUDA(cofi_rb_launch_busy(&p->flags[STOP], &p->flags[STARTED], p->sink, p->busy));
     for (int64_t begin = cofi_now(); !__atomic_load_n(&p->flags[STARTED], __ATOMIC_SEQ_CST);)
         COF_FAIL_IF(cofi_now() - begin > start_limit_ns, COF_ERR_TIMEOUT,
                     "bench: the busy kernel did not start within 2 s");

@@ -17,7 +17,7 @@
 static const int busy_threads = 256;
 #define ROUND_LIMIT_NS UINT64_C(5000000000)
 #define BUSY_NS UINT64_C(100000) /* of a block */
-#define BUSY_WAVES 10
+#define BUSY_WAVES 2000 /* 0.2 s, unless stopped */
 #define BUSY_CHUNK 256 /* multiply-adds of a thread between looks at the clock */
 
 /* ---- nothing -------------------------------------------------------------------------------- */
