@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "core/tensor.h"
+#include "ops/allreduce_rmsnorm/allreduce_rmsnorm.h"
 #include "ops/check.h"
 
 enum {
@@ -217,6 +218,8 @@ static struct tuple tuple_of(const struct cofi_check_options *options, int64_t i
 
 int64_t cofi_arn_n_cases(const struct cofi_check_options *options)
 {
+    if (options->n_ranks > COFI_ARN_MAX_RANKS)
+        return 0;
     return n_listed(options) + (options->full ? N_FULL : N_RANDOM);
 }
 
