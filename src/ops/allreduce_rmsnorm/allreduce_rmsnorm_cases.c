@@ -30,9 +30,10 @@ static const struct factor {
     [HIDDEN] = {"h", 16, 16,
                 {"64", "1", "8", "255", "256", "257", "1000", "2048", "2880", "4096", "4099",
                  "5120", "6144", "7168", "8192", "16384"}},
-    [TOKENS] = {"t", 15, 10,
+    [TOKENS] = {"t", 16, 10,
                 {"3", "1", "random", "P-1:P:P+1", "C:C+1:1", "0:2:0:5", "1:2:3:0", "3C+2:C-1",
-                 "16", "6:12:4", "132:133", "0", "1:16:64:128:256:1024:4096", "130:1:131", "4:2"}},
+                 "16", "6:12:4", "132:133", "0", "1:16:64:128:256:1024", "130:1:131", "4:2",
+                 "1:16:64:128:256:1024:4096"}},
     [CAPACITY] = {"capacity", 5, 4, {"16", "1", "5", "140", "4096"}},
     [VARIANT] = {"variant", 4, 4, {"residual_norm", "norm", "norm_residual_out", "only"}},
     [ROUNDING] = {"rounding", 2, 2, {"match_unfused", "exact"}},
@@ -46,7 +47,7 @@ static const struct factor {
     [PLANS] = {"plans", 3, 3, {"one", "shared", "streams"}},
     [STREAM] = {"stream", 2, 2, {"own", "now"}},
     [DATA] = {"data", 6, 5, {"normal", "integer", "outlier", "special", "zero", "patterns"}},
-    [CALLS] = {"calls", 7, 3, {"4", "1", "12", "2P", "many", "100", "7"}},
+    [CALLS] = {"calls", 8, 3, {"4", "1", "12", "2P", "many", "100", "6", "7"}},
     [DELAY] = {"delay", 2, 2, {"none", "random"}},
     [CTAS] = {"max_ctas", 3, 3, {"0", "1", "5"}},
     [GRAPH] = {"graph", 2, 1, {"no", "replayed"}},
@@ -106,8 +107,10 @@ static const char *const listed_cuda[] = {
     "h=1000 t=3C+2:C-1 capacity=5 one_shot_rows=4 calls=12 graph=replayed delay=random",
     "h=1000 t=4:2 one_shot_rows=2 calls=12 graph=replayed delay=random x=arena plans=shared",
 };
-/* The table that others have published for this operator, over 4 ranks: an error of 0.0625. */
-static const char published[] = "h=2048 t=1:16:64:128:256:1024:4096 capacity=4096 calls=7";
+/* The table that others have published for this operator, over 4 ranks: errors of up to 0.0625. The
+ * longest call takes its time. */
+static const char published[] = "h=2048 t=1:16:64:128:256:1024 capacity=4096 calls=6";
+static const char published_all[] = "h=2048 t=1:16:64:128:256:1024:4096 capacity=4096 calls=7";
 static const double published_error = 0.0625;
 
 enum {
@@ -196,8 +199,13 @@ static int n_listed(const struct cofi_check_options *options)
 static const char *listed_line(const struct cofi_check_options *options, int64_t idx)
 {
     if (options->n_ranks == 4 && idx-- == 0)
-        return published;
+        return options->full || options->cuda ? published_all : published;
     return idx < N_LISTED ? listed[idx] : listed_cuda[idx - N_LISTED];
+}
+
+static bool is_published(const struct cofi_check_options *options, int64_t idx)
+{
+    return options->n_ranks == 4 && idx == 0;
 }
 
 static struct tuple tuple_of(const struct cofi_check_options *options, int64_t idx)
@@ -302,8 +310,10 @@ void cofi_arn_case(const struct cofi_check_options *options, int64_t idx, struct
     c->n_calls = is(&t, CALLS, "2P") ? 2 * options->n_ranks : atoi(word(&t, CALLS));
     if (is(&t, CALLS, "many"))
         c->n_calls = options->full || options->cuda ? MANY : MANY_SHORT;
+    if (c->is_captured)
+        c->n_calls *= 10;
     c->n_sets = c->data == COFI_ARN_PATTERNS ? (int)c->n_calls : c->n_calls < 6 ? 2 : 6;
-    if (idx < n_listed(options) && listed_line(options, idx) == published) {
+    if (is_published(options, idx)) {
         c->max_error = published_error;
         c->n_sets = 1;
     }
@@ -318,6 +328,6 @@ void cofi_arn_case_line(const struct cofi_check_options *options, int64_t idx, c
         cofi_check_append(line, bytes, " %s=%s", factors[f].key, word(&t, f));
     if (idx >= n_listed(options))
         cofi_check_append(line, bytes, " case=%lld", (long long)(idx - n_listed(options)));
-    else if (listed_line(options, idx) == published)
+    else if (is_published(options, idx))
         cofi_check_append(line, bytes, " published_error=%g", published_error);
 }

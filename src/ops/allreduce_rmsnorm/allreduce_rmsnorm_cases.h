@@ -48,7 +48,8 @@ struct cofi_arn_case {
     int64_t max_rows;
     int64_t n_calls;    /* n_sets of them in flight */
     int n_sets;
-    double max_error;   /* of norm_out against fp64 without roundings; 0: not asked */
+    double max_error;   /* of norm_out against fp64 without roundings, with weights about 1; 0: not
+                           asked */
 };
 
 int64_t cofi_arn_n_cases(const struct cofi_check_options *options);

@@ -131,8 +131,10 @@ void cofi_arn_make_residual(const struct cofi_arn_source *s, int set, int64_t ro
 void cofi_arn_make_weight(const struct cofi_arn_source *s, void *dst)
 {
     const cof_allreduce_rmsnorm_params *p = &s->c->params;
-    make_normal(key_of(s, 0, WEIGHT, 0), p->weight_dtype.bits ? p->weight_dtype : p->dtype,
-                p->hidden, dst);
+    cof_dtype dtype = p->weight_dtype.bits ? p->weight_dtype : p->dtype;
+    make_normal(key_of(s, 0, WEIGHT, 0), dtype, p->hidden, dst);
+    for (int64_t h = 0; s->c->max_error > 0 && h < p->hidden; h++)
+        cofi_check_store(dst, dtype, h, 1 + cofi_check_load(dst, dtype, h) / 8);
 }
 
 /* ---- what must come out --------------------------------------------------------------------- */
