@@ -22,7 +22,8 @@ static cof_status check_dtypes(const cof_allreduce_rmsnorm_params *p)
 {
     COF_FAIL_IF(!cofi_dtype_is_elem(p->dtype), COF_ERR_INVALID,
                 "params.dtype = %s: wanted bf16, f16 or f32", cof_dtype_name(p->dtype));
-    if (!cofi_dtype_equal(p->weight_dtype, p->dtype) && !cofi_dtype_equal(p->weight_dtype, COF_F32)) {
+    if (!cofi_dtype_equal(p->weight_dtype, p->dtype) &&
+        !cofi_dtype_equal(p->weight_dtype, COF_F32)) {
         char text[40];
         snprintf(text, sizeof text, "%s", cof_dtype_name(p->weight_dtype));
         return COF_FAIL(COF_ERR_INVALID, "params.weight_dtype = %s: wanted %s, as dtype, or f32",
@@ -34,12 +35,12 @@ static cof_status check_dtypes(const cof_allreduce_rmsnorm_params *p)
 static cof_status check_choices(const cof_allreduce_rmsnorm_params *p)
 {
     COF_FAIL_IF((unsigned)p->variant > COF_ALLREDUCE_ONLY, COF_ERR_INVALID,
-                "params.variant = %d: wanted 0 (residual and norm), 1 (norm) or 2 (all-reduce only)",
+                "params.variant = %d: wanted 0 (residual, norm), 1 (norm) or 2 (all-reduce only)",
                 (int)p->variant);
     COF_FAIL_IF((unsigned)p->rounding > COF_ALLREDUCE_EXACT, COF_ERR_INVALID,
                 "params.rounding = %d: wanted 0 (match unfused) or 1 (exact)", (int)p->rounding);
     COF_FAIL_IF((unsigned)p->algorithm > COF_ALLREDUCE_PIPELINE, COF_ERR_INVALID,
-                "params.algorithm = %d: wanted 0 (auto), 1 (one shot), 2 (two shot) or 3 (pipeline)",
+                "params.algorithm = %d: wanted 0 (auto), 1 (one shot), 2 (two shot), 3 (pipeline)",
                 (int)p->algorithm);
     COF_FAIL_IF(p->weight_bias != 0 && p->weight_bias != 1, COF_ERR_INVALID,
                 "params.weight_bias = %d: wanted 0 or 1", p->weight_bias);

@@ -11,13 +11,13 @@
  * and, where x lies in the arena, at the end of the call: ACK to all, wait for all.
  *
  * Words and buffers (w -> r: stored by rank w in r's slab, or read by r in w's; `a` is an epoch)
- *   READY     w -> r  w's rows of part a are there. A word for each parity: w is at a + 1 as soon as
- *                     it has r's READY of a, and r may not have looked at w's by then.
- *   halves    w -> r  x, in the half of a's parity. w writes it again at a + 2: then it has ended
- *                     a + 1, so has seen r's READY of a + 1, which r sends after it has ended a.
- *   SUMS      w -> r  w's share of part a is reduced. One word, and one buffer: w stores them again
- *                     at a + 1 after r's READY of a + 1, so after r has ended a.
- *   ACK       r -> w  r is done with w's x: w's call ends, and x may be overwritten.
+ *   READY   w -> r  w's rows of part a are there. A word for each parity: w is at a + 1 as soon as
+ *                   it has r's READY of a, and r may not have looked at w's by then.
+ *   halves  w -> r  x, in the half of a's parity. w writes it again at a + 2: then it has ended
+ *                   a + 1, so has seen r's READY of a + 1, which r sends after it has ended a.
+ *   SUMS    w -> r  w's share of part a is reduced. One word, and one buffer: w stores them again
+ *                   at a + 1 after r's READY of a + 1, so after r has ended a.
+ *   ACK     r -> w  r is done with w's x: w's call ends, and x may be overwritten.
  * Each is a release of its writer's stores, and the wait for it an acquire. Parity fails where
  * epoch 0xffffffff is followed by 1; there the ranks meet in between (call.h). */
 #include <math.h>
