@@ -5,9 +5,9 @@
  *
  * A call sends each peer a signal word {epoch, T} and T rows, of a tagged word each, into the half
  * of the epoch's parity. All of them are on their way at once and arrive in any order, some after
- * their writer has ended the call (AT_ONCE: they are there at once, fewer states). A call
- * ends when all peers' rows and all their signal words are there: who has finished call n has seen
- * that everybody began n, hence left n - 1, whose half it writes next.
+ * their writer has ended the call (AT_ONCE: they are there at once, fewer states). A call ends when
+ * all peers' rows and all their signal words are there: who has finished call n has seen that
+ * everybody began n, hence left n - 1, whose half it writes next.
  *
  * With CALLS each rank's T is free in each call, from 1 to ROWS, and no deadline passes. Ranks that
  * agree never fail; at a disagreement all fail, each by itself and in that call: nobody needs to be
