@@ -69,7 +69,7 @@ typedef struct cof_allreduce_rmsnorm_params {
     cof_dtype dtype;        /* COF_BF16, COF_F16 or COF_F32: x, residual, outputs */
     cof_dtype weight_dtype; /* dtype or COF_F32; all zero: dtype */
     int64_t hidden;         /* H >= 1; on CUDA devices at most 32768 */
-    int64_t max_tokens;     /* rows the exchange buffers hold, >= 1; a call with more goes in parts */
+    int64_t max_tokens;     /* rows the exchange buffers hold, >= 1; calls with more go in parts */
     cof_allreduce_variant variant;
     cof_allreduce_rounding rounding;
     float eps;        /* > 0, finite; ONLY: 0 */
