@@ -90,8 +90,10 @@ struct cofi_check_device {
     cof_status (*replay)(cof_world *world, void *graph, cof_stream stream);
     void (*release)(cof_world *world, void *graph); /* NULL is fine */
     /* Seconds of the work on the device, by events before and behind it; waits for the end. */
-    cof_status (*time)(cof_world *world, const struct cofi_check_work *work, cof_stream stream,
-                       double *seconds_out);
+    cof_status (*time)(cof_world *world, void *timer, const struct cofi_check_work *work,
+                       cof_stream stream, double *seconds_out);
+    cof_status (*timer_open)(cof_world *world, void **timer_out);
+    void (*timer_close)(cof_world *world, void *timer); /* NULL is fine */
     const struct cofi_runtime_device *runtime; /* for `cofuse check runtime` alone */
 };
 

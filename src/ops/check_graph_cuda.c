@@ -2,6 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0 */
 /* Work as a graph, and timed by events: what checks and benches of all operators share. */
 #include <cuda_runtime_api.h>
+#include <stdlib.h>
 
 #include "ops/runtime/runtime_check_cuda.h"
 #include "symm/engine_cuda.h"
@@ -68,41 +69,62 @@ void cofi_check_cuda_release(cof_world *world, void *graph)
 
 /* ---- time ----------------------------------------------------------------------------------- */
 
-static cof_status time_between(const struct cofi_check_work *work, cof_stream stream,
-                               cudaStream_t handle, const cudaEvent_t event[2], double *seconds_out)
+struct timer {
+    cudaEvent_t begin, end;
+};
+
+static cof_status open_events(struct timer *t)
+{
+    COF_CUDA(cudaEventCreate(&t->begin));
+    COF_CUDA(cudaEventCreate(&t->end));
+    return COF_OK;
+}
+
+cof_status cofi_check_cuda_timer_open(cof_world *world, void **timer_out)
+{
+    struct cofi_cuda_scope scope;
+    struct timer *t = *timer_out = calloc(1, sizeof *t);
+    COF_FAIL_IF(!t, COF_ERR_NOMEM, "check: no memory");
+    COF_TRY(cofi_cuda_enter(world->device->device, &scope));
+    cof_status status = open_events(t);
+    cofi_cuda_leave(&scope);
+    return status;
+}
+
+void cofi_check_cuda_timer_close(cof_world *world, void *timer)
+{
+    struct timer *t = timer;
+    struct cofi_cuda_scope scope;
+    if (!t || cofi_cuda_enter(world->device->device, &scope) != COF_OK)
+        return;
+    if (t->begin)
+        cudaEventDestroy(t->begin);
+    if (t->end)
+        cudaEventDestroy(t->end);
+    cofi_cuda_leave(&scope);
+    free(t);
+}
+
+static cof_status time_here(const struct timer *t, const struct cofi_check_work *work,
+                            cof_stream stream, cudaStream_t handle, double *seconds_out)
 {
     float ms = 0;
-    COF_CUDA(cudaEventRecord(event[0], handle));
+    COF_CUDA(cudaEventRecord(t->begin, handle));
     COF_TRY(work->fn(work->arg, stream));
-    COF_CUDA(cudaEventRecord(event[1], handle));
+    COF_CUDA(cudaEventRecord(t->end, handle));
     COF_CUDA(cudaStreamSynchronize(handle));
-    COF_CUDA(cudaEventElapsedTime(&ms, event[0], event[1]));
+    COF_CUDA(cudaEventElapsedTime(&ms, t->begin, t->end));
     *seconds_out = (double)ms * 1e-3;
     return COF_OK;
 }
 
-static cof_status time_here(const struct cofi_check_work *work, cof_stream stream,
-                            cudaStream_t handle, double *seconds_out)
-{
-    cudaEvent_t event[2];
-    COF_CUDA(cudaEventCreate(&event[0]));
-    cudaError_t error = cudaEventCreate(&event[1]);
-    cof_status status = COF_OK;
-    if (error == cudaSuccess) {
-        status = time_between(work, stream, handle, event, seconds_out);
-        cudaEventDestroy(event[1]);
-    }
-    cudaEventDestroy(event[0]);
-    COF_CUDA(error);
-    return status;
-}
-
-cof_status cofi_check_cuda_time(cof_world *world, const struct cofi_check_work *work,
+cof_status cofi_check_cuda_time(cof_world *world, void *timer, const struct cofi_check_work *work,
                                 cof_stream stream, double *seconds_out)
 {
     struct cofi_cuda_scope scope;
     COF_TRY(cofi_cuda_enter(world->device->device, &scope));
-    cof_status status = time_here(work, stream, cofi_check_cuda_stream(world, stream), seconds_out);
+    cof_status status = time_here(timer, work, stream, cofi_check_cuda_stream(world, stream),
+                                  seconds_out);
     cofi_cuda_leave(&scope);
     return status;
 }

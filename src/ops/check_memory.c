@@ -25,6 +25,15 @@ static void *open_host(size_t bytes)
     return posix_memalign(&data, ALIGNMENT, bytes) == 0 ? data : NULL;
 }
 
+/* Of the device's pool while there is room: such memory is copied without a detour. */
+static void *open_host_copy(struct cofi_check_memory *m, size_t bytes)
+{
+    const struct cofi_check_device *device = cofi_check_device(m->world);
+    void *data = device ? device->alloc(bytes) : NULL;
+    m->is_pooled = data != NULL;
+    return data ? data : open_host(bytes);
+}
+
 static cof_status open_base(struct cofi_check_memory *m, size_t bytes)
 {
     const struct cofi_check_device *device = cofi_check_device(m->world);
@@ -46,7 +55,7 @@ size_t cofi_check_memory_span(size_t bytes)
 static cof_status open_around(struct cofi_check_memory *m)
 {
     size_t span = cofi_check_memory_span(m->bytes);
-    m->host_base = open_host(span);
+    m->host_base = open_host_copy(m, span);
     COF_FAIL_IF(!m->host_base, COF_ERR_NOMEM, "check: no memory for a buffer of %zu bytes", span);
     if (!m->is_borrowed)
         COF_TRY(open_base(m, span));
@@ -83,7 +92,10 @@ cof_status cofi_check_memory_open_at(cof_world *world, void *base, size_t bytes,
 void cofi_check_memory_close(struct cofi_check_memory *m)
 {
     const struct cofi_check_device *device = m->world ? cofi_check_device(m->world) : NULL;
-    free(m->host_base);
+    if (m->is_pooled)
+        device->free(m->host_base);
+    else
+        free(m->host_base);
     if (!m->is_borrowed && device)
         device->memory_close(m->world, m->base);
     else if (!m->is_borrowed)

@@ -13,7 +13,7 @@ struct cofi_check_memory {
     size_t bytes;
     cof_world *world;
     char *base, *host_base; /* with the red zones */
-    bool is_borrowed;
+    bool is_borrowed, is_pooled;
 };
 
 /* Poisoned: NaN in every type, here and there. Local; calls on other streams may be on. */

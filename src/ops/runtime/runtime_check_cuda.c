@@ -315,5 +315,7 @@ const struct cofi_check_device cofi_check_device_cuda = {
     .replay = cofi_check_cuda_replay,
     .release = cofi_check_cuda_release,
     .time = cofi_check_cuda_time,
+    .timer_open = cofi_check_cuda_timer_open,
+    .timer_close = cofi_check_cuda_timer_close,
     .runtime = &runtime,
 };

@@ -75,7 +75,9 @@ cof_status cofi_check_cuda_capture(cof_world *world, const struct cofi_check_wor
                                    cof_stream stream, void **graph_out);
 cof_status cofi_check_cuda_replay(cof_world *world, void *graph, cof_stream stream);
 void cofi_check_cuda_release(cof_world *world, void *graph);
-cof_status cofi_check_cuda_time(cof_world *world, const struct cofi_check_work *work,
+cof_status cofi_check_cuda_timer_open(cof_world *world, void **timer_out);
+void cofi_check_cuda_timer_close(cof_world *world, void *timer);
+cof_status cofi_check_cuda_time(cof_world *world, void *timer, const struct cofi_check_work *work,
                                 cof_stream stream, double *seconds_out);
 
 /* ---- runtime_check_blocks_cuda.c ---- */
