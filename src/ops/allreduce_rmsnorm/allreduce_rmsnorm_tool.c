@@ -17,7 +17,7 @@
 static const char usage[] =
     "usage: cofuse run allreduce_rmsnorm -i in.safetensors [-o out.safetensors] [options]\n"
     "\n"
-    "Reads x [P, T, H], an addend for each of P ranks, residual [T, H] and weight [H], runs as many\n"
+    "Reads x [P, T, H], an addend for each of P ranks, residual [T, H] and weight [H], runs P\n"
     "ranks, and writes residual_out and norm_out [T, H]. variant, rounding, eps and weight-bias\n"
     "default to the file's metadata, then to the first choice and eps 1e-6.\n"
     "\n"
@@ -36,7 +36,7 @@ static const char usage[] =
     "      --algorithm A      auto, one_shot or two_shot; the bits are the same [auto]\n"
     "      --max-tokens N     rows that the plan's buffers hold [T]\n"
     "      --threads N        per rank; 0: COFUSE_THREADS, else cores / ranks [0]\n"
-    "      --compare          with the reference, all ranks bit for bit, and the first one's values\n"
+    "      --compare          with the reference, all ranks bit for bit, and rank 0's values\n"
     "                         with fp64; exit 1 when a bit differs or a value is too far off\n"
     "      --repeat N         timed calls after one to warm up; the best counts [3]\n"
     "      --seed S           of a standard normal x where the file has none; written out too\n"
