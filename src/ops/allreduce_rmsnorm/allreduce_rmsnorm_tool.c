@@ -8,7 +8,7 @@
 #include "core/config.h"
 #include "ops/allreduce_rmsnorm/allreduce_rmsnorm.h"
 #include "ops/allreduce_rmsnorm/allreduce_rmsnorm_tool.h"
-#include "ops/ops.h"
+#include "ops/check.h"
 #include "tools/job.h"
 #include "tools/ranks.h"
 #include "tools/run_op.h"
@@ -28,12 +28,13 @@ static const char usage[] =
     "  -i, --input FILE       tensors x, residual, weight; BF16, F16 or F32, weight F32 too\n"
     "  -o, --output FILE      written to a temporary name, then renamed\n"
     "      --ranks P          must be the file's P; with an x made by --seed, how many\n"
+    "      --device D         cpu; cuda: ranks are processes on the CUDA devices, in turn [cpu]\n"
     "      --engine E         shm: processes; thread: threads of this process [COFUSE_ENGINE]\n"
     "      --variant V        residual_norm, norm: without residual, or only: the sum alone\n"
     "      --rounding R       match_unfused: of the sum too; exact: of the outputs alone\n"
     "      --eps X            added to the mean of the squares\n"
     "      --weight-bias B    0, or 1: added to the weights\n"
-    "      --algorithm A      auto, one_shot or two_shot; the bits are the same [auto]\n"
+    "      --algorithm A      auto, one_shot, two_shot or pipeline, all with the same bits [auto]\n"
     "      --max-tokens N     rows that the plan's buffers hold [T]\n"
     "      --threads N        per rank; 0: COFUSE_THREADS, else cores / ranks [0]\n"
     "      --compare          with the reference, all ranks bit for bit, and rank 0's values\n"
@@ -42,13 +43,14 @@ static const char usage[] =
     "      --seed S           of a standard normal x where the file has none; written out too\n"
     "      --names x=key,...  keys of x, residual, weight in the file\n";
 
-enum { OPT_RANKS = 256, OPT_ENGINE, OPT_VARIANT, OPT_ROUNDING, OPT_EPS, OPT_WEIGHT_BIAS,
+enum { OPT_RANKS = 256, OPT_DEVICE, OPT_ENGINE, OPT_VARIANT, OPT_ROUNDING, OPT_EPS, OPT_WEIGHT_BIAS,
        OPT_ALGORITHM, OPT_MAX_TOKENS, OPT_THREADS, OPT_COMPARE, OPT_REPEAT, OPT_SEED, OPT_NAMES };
 
 static const struct option long_options[] = {
     {"input", required_argument, NULL, 'i'},
     {"output", required_argument, NULL, 'o'},
     {"ranks", required_argument, NULL, OPT_RANKS},
+    {"device", required_argument, NULL, OPT_DEVICE},
     {"engine", required_argument, NULL, OPT_ENGINE},
     {"variant", required_argument, NULL, OPT_VARIANT},
     {"rounding", required_argument, NULL, OPT_ROUNDING},
@@ -70,6 +72,7 @@ static const struct option long_options[] = {
 static bool parse_option(struct cofi_arn_options *o, int c)
 {
     int64_t n = 0;
+    int choice = 0;
     bool ok;
     switch (c) {
     case 'i': o->input = optarg; return true;
@@ -77,6 +80,10 @@ static bool parse_option(struct cofi_arn_options *o, int c)
     case OPT_RANKS:
         ok = cofi_cli_int("--ranks", optarg, 1, COFI_ARN_MAX_RANKS, &n);
         o->n_ranks = (int)n;
+        return ok;
+    case OPT_DEVICE:
+        ok = cofi_cli_choice("--device", optarg, "cpu|cuda", &choice);
+        o->cuda = choice == 1;
         return ok;
     case OPT_ENGINE: return cofi_run_engine(optarg, &o->engine);
     case OPT_VARIANT:
@@ -86,7 +93,8 @@ static bool parse_option(struct cofi_arn_options *o, int c)
     case OPT_EPS: return cofi_cli_double("--eps", optarg, 1e-30, 1e30, &o->eps);
     case OPT_WEIGHT_BIAS: return cofi_cli_choice("--weight-bias", optarg, "0|1", &o->weight_bias);
     case OPT_ALGORITHM:
-        return cofi_cli_choice("--algorithm", optarg, "auto|one_shot|two_shot", &o->algorithm);
+        return cofi_cli_choice("--algorithm", optarg, "auto|one_shot|two_shot|pipeline",
+                               &o->algorithm);
     case OPT_MAX_TOKENS:
         return cofi_cli_int("--max-tokens", optarg, 1, INT64_C(1) << 40, &o->max_tokens);
     case OPT_THREADS: return cofi_cli_int("--threads", optarg, 0, 256, &o->n_threads);
@@ -111,8 +119,16 @@ static int check_options(struct cofi_arn_options *o, int argc, char **argv)
         return cofi_cli_error("%s", error);
     if (cofi_config_check() != COF_OK)
         return cofi_cli_error("%s", cof_last_error());
+    if (o->cuda && o->engine == COF_ENGINE_THREAD)
+        return cofi_cli_error("option --engine = \"thread\": wanted shm with --device cuda");
     cofi_run_engine_default(&o->engine);
-    return COFI_EXIT_OK;
+    if (!o->cuda)
+        return COFI_EXIT_OK;
+    o->engine = COF_ENGINE_CUDA;
+    if (cofi_check_cuda())
+        return COFI_EXIT_OK;
+    cofi_cli_error("option --device = \"cuda\": this program was built without CUDA");
+    return COFI_EXIT_UNSUPPORTED;
 }
 
 /* ---- the ranks ------------------------------------------------------------------------------ */

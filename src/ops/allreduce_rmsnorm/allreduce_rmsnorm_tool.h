@@ -24,7 +24,7 @@ struct cofi_arn_options {
     const char *input, *output;
     char *names[COFI_ARN_N_INPUTS]; /* keys in the file */
     char names_text[512];
-    bool compare;
+    bool compare, cuda;
 };
 
 struct cofi_arn_run {
@@ -44,6 +44,11 @@ struct cofi_arn_run {
 static inline size_t cofi_arn_run_bytes(const struct cofi_arn_run *run)
 {
     return (size_t)(run->n_tokens * run->params.hidden) * (run->params.dtype.bits / 8);
+}
+
+static inline size_t cofi_arn_run_weight_bytes(const struct cofi_arn_run *run)
+{
+    return (size_t)run->params.hidden * (run->params.weight_dtype.bits / 8);
 }
 
 /* An output of a rank; NULL: there is none. */
