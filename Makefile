@@ -46,7 +46,7 @@ clean:
 
 help:
 	@echo "make          build/libcofuse.so and build/cofuse, after installing what is missing"
-	@echo "make demo     attention over several ranks on sample tensors, beside the reference"
+	@echo "make demo     operators over several ranks on sample tensors, beside the reference"
 	@echo "make test     every test"
 	@echo "make test-gpu what needs CUDA devices, on one and on all; build/test-gpu.json"
 	@echo "make check    every kernel against its reference"

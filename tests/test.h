@@ -71,7 +71,7 @@ static inline void *test_rank_main(void *arg)
 static inline void test_ranks(int n_ranks, test_rank_fn fn, void *arg)
 {
     static atomic_int n_jobs;
-    struct test_rank ranks[16];
+    struct test_rank ranks[32];
     char job[64];
     snprintf(job, sizeof job, "test-%d-%d", (int)getpid(), atomic_fetch_add(&n_jobs, 1));
     for (int r = 0; r < n_ranks; r++) {

@@ -14,7 +14,7 @@ static void print_usage(FILE *out)
     fprintf(out, "usage: cofuse run <operator> [options]\n\noperators:\n");
     for (int i = 0; cofi_ops[i]; i++)
         if (cofi_ops[i]->run)
-            fprintf(out, "  %-12s %s\n", cofi_ops[i]->name, cofi_ops[i]->summary);
+            fprintf(out, "  %-17s %s\n", cofi_ops[i]->name, cofi_ops[i]->summary);
     fprintf(out, "\n`cofuse run <operator> --help` lists its options.\n");
 }
 

@@ -20,6 +20,10 @@
     X(GRAD_SKIP_LAST, "owner leaves the last writer out of the sum")                               \
     X(PULL_ACK_WAIT, "writer overwrites its published partial without waiting for its reader")     \
     X(PULL_READY_WAIT, "owner reads a partial without waiting until it is published")              \
+    X(ARN_READY_WAIT, "a rank reduces rows without waiting until they are published")              \
+    X(ARN_SUM_WAIT, "a rank takes sums of a share without waiting for the rank that makes them")   \
+    X(ARN_ACK_WAIT, "a call on rows in the arena ends without waiting for their readers")          \
+    X(ARN_HALF, "rows are always published in the same half of the buffer")                        \
     X(DIGEST, "a word of another call is taken for one of this call")                             \
     X(COOKIE, "attached blocks are not looked at")                                                 \
     X(EPOCH_RESET, "words are not reset where the epoch comes round")                              \

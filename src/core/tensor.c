@@ -90,7 +90,25 @@ static cof_status check_strides(const cof_tensor *t, const struct cofi_tensor_ru
     return COF_OK;
 }
 
+static cof_status check_device(const cof_tensor *t, const char *name, cof_device device)
+{
+    bool is_cuda = device.device_type == COF_DEVICE_CUDA;
+    COF_FAIL_IF(t->device.device_type != device.device_type, COF_ERR_INVALID,
+                "%s: device type %d, wanted %d (%s), the device of the team", name,
+                t->device.device_type, device.device_type, is_cuda ? "CUDA" : "CPU");
+    COF_FAIL_IF(is_cuda && t->device.device_id != device.device_id, COF_ERR_INVALID,
+                "%s: device %d, wanted %d, the device of the team", name, t->device.device_id,
+                device.device_id);
+    return COF_OK;
+}
+
 cof_status cofi_tensor_check(const cof_tensor *t, const struct cofi_tensor_rule *rule)
+{
+    return cofi_tensor_check_on(t, rule, (cof_device){COF_DEVICE_CPU, 0});
+}
+
+cof_status cofi_tensor_check_on(const cof_tensor *t, const struct cofi_tensor_rule *rule,
+                                cof_device device)
 {
     COF_FAIL_IF(!t, COF_ERR_INVALID, "%s: NULL, wanted a tensor", rule->name);
     COF_FAIL_IF(t->ndim < 0 || t->ndim > 8, COF_ERR_INVALID, "%s: ndim = %d, wanted %d", rule->name,
@@ -99,9 +117,7 @@ cof_status cofi_tensor_check(const cof_tensor *t, const struct cofi_tensor_rule 
     COF_FAIL_IF(!cofi_dtype_equal(t->dtype, rule->dtype), COF_ERR_INVALID,
                 "%s: dtype %s, wanted %s", rule->name, cof_dtype_name(t->dtype),
                 cof_dtype_name(rule->dtype));
-    COF_FAIL_IF(t->device.device_type != COF_DEVICE_CPU, COF_ERR_INVALID,
-                "%s: device type %d, wanted %d (CPU), the device of the team", rule->name,
-                t->device.device_type, COF_DEVICE_CPU);
+    COF_TRY(check_device(t, rule->name, device));
     if (cofi_tensor_elements(t) == 0)
         return COF_OK;
     COF_TRY(check_strides(t, rule));

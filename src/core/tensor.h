@@ -70,6 +70,9 @@ struct cofi_tensor_rule {
  * Strides: the last dim must be contiguous, no stride negative, rows must not overlap. A view
  * without elements needs no data. */
 cof_status cofi_tensor_check(const cof_tensor *t, const struct cofi_tensor_rule *rule);
+/* The same on a device; `number` of a CUDA device, not looked at on CPUs. */
+cof_status cofi_tensor_check_on(const cof_tensor *t, const struct cofi_tensor_rule *rule,
+                                cof_device device);
 
 /* COF_ERR_INVALID when the memory spans of a and b meet; the names are for the text. */
 cof_status cofi_tensor_check_apart(const cof_tensor *a, const char *a_name, const cof_tensor *b,

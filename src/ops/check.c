@@ -178,15 +178,17 @@ const struct cofi_check_device *cofi_check_device(const cof_world *world)
 
 enum { RED_BYTES = 4096 };
 
-static void red_fill(unsigned char *p)
+void cofi_check_red_fill(void *data, size_t bytes)
 {
-    for (int i = 0; i < RED_BYTES; i++)
+    unsigned char *p = data;
+    for (size_t i = 0; i < bytes; i++)
         p[i] = i % 2 ? 0xff : 0xfe; /* 0xfffe: a NaN in every type, unlike the poison */
 }
 
-static bool red_ok(const unsigned char *p)
+bool cofi_check_red_intact(const void *data, size_t bytes)
 {
-    for (int i = 0; i < RED_BYTES; i++)
+    const unsigned char *p = data;
+    for (size_t i = 0; i < bytes; i++)
         if (p[i] != (i % 2 ? 0xff : 0xfe))
             return false;
     return true;
@@ -207,8 +209,8 @@ cof_status cofi_guard_alloc_for(const struct cofi_check_device *device, struct c
         guard->base = NULL;
     COF_FAIL_IF(!guard->base, COF_ERR_NOMEM, "check: no memory for a buffer of %zu bytes", bytes);
     guard->data = guard->base + RED_BYTES;
-    red_fill(guard->base);
-    red_fill(guard->data + bytes);
+    cofi_check_red_fill(guard->base, RED_BYTES);
+    cofi_check_red_fill(guard->data + bytes, RED_BYTES);
     cofi_guard_poison(guard);
     return COF_OK;
 }
@@ -229,7 +231,8 @@ void cofi_guard_poison(struct cofi_guard *guard)
 
 bool cofi_guard_intact(const struct cofi_guard *guard)
 {
-    return red_ok(guard->base) && red_ok(guard->data + guard->bytes);
+    return cofi_check_red_intact(guard->base, RED_BYTES) &&
+           cofi_check_red_intact(guard->data + guard->bytes, RED_BYTES);
 }
 
 uint64_t cofi_guard_hash(const struct cofi_guard *guard)

@@ -61,6 +61,12 @@ cof_status cofi_check_max(cof_team *team, double *values, int n);
 struct cofi_check_blocks;
 struct cofi_runtime_device;
 
+/* Work to be enqueued, at once or into a graph. */
+struct cofi_check_work {
+    cof_status (*fn)(void *arg, cof_stream stream);
+    void *arg;
+};
+
 /* What checks need of it. Host memory comes from a pool that is taken by `open`, for taking and
  * giving back more would wait for kernels of all ranks in the process. */
 struct cofi_check_device {
@@ -75,6 +81,19 @@ struct cofi_check_device {
     cof_status (*fill)(cof_world *world, void *dst, int byte, size_t bytes);
     cof_status (*blocks_open)(cof_team *team, size_t bytes, struct cofi_check_blocks *blocks);
     void (*blocks_close)(struct cofi_check_blocks *blocks);
+    /* Memory of the device, zeroed; neither waits for other streams. */
+    cof_status (*memory_open)(cof_world *world, size_t bytes, void **data_out);
+    void (*memory_close)(cof_world *world, void *data); /* NULL is fine */
+    /* What `work` enqueues, as a graph. No rank's work is on while another one makes its graph. */
+    cof_status (*capture)(cof_world *world, const struct cofi_check_work *work, cof_stream stream,
+                          void **graph_out);
+    cof_status (*replay)(cof_world *world, void *graph, cof_stream stream);
+    void (*release)(cof_world *world, void *graph); /* NULL is fine */
+    /* Seconds of the work on the device, by events before and behind it; waits for the end. */
+    cof_status (*time)(cof_world *world, void *timer, const struct cofi_check_work *work,
+                       cof_stream stream, double *seconds_out);
+    cof_status (*timer_open)(cof_world *world, void **timer_out);
+    void (*timer_close)(cof_world *world, void *timer); /* NULL is fine */
     const struct cofi_runtime_device *runtime; /* for `cofuse check runtime` alone */
 };
 
@@ -82,6 +101,9 @@ struct cofi_check_device {
 const struct cofi_check_device *cofi_check_cuda(void);
 /* NULL: the world's ranks work on the CPU. */
 const struct cofi_check_device *cofi_check_device(const cof_world *world);
+
+void cofi_check_red_fill(void *data, size_t bytes);
+bool cofi_check_red_intact(const void *data, size_t bytes);
 
 /* A buffer between two red zones. Red zones and poison are NaN in every type and differ. */
 struct cofi_guard {

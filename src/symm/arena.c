@@ -301,6 +301,11 @@ void cofi_arena_deliver(cof_arena *a, int peer, size_t offset, const void *desti
         a->ops->put(a, peer, a->data_offset + offset, destination, bytes);
 }
 
+const void *cofi_arena_source(const cof_arena *a, int peer, size_t offset)
+{
+    return is_direct(a) ? a->base[peer] + a->data_offset + offset : NULL;
+}
+
 void cofi_arena_get(cof_arena *a, void *dst, int peer, size_t offset, size_t bytes)
 {
     a->ops->get(a, dst, peer, a->data_offset + offset, bytes);

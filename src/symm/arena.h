@@ -197,6 +197,9 @@ void *cofi_arena_destination(cof_arena *arena, int peer, size_t offset, void *st
 void cofi_arena_deliver(cof_arena *arena, int peer, size_t offset, const void *destination,
                         size_t bytes);
 
+/* A peer's own memory to read from, where it is mapped; else NULL: cofi_arena_get has it. */
+const void *cofi_arena_source(const cof_arena *arena, int peer, size_t offset);
+
 /* A peer's data into local memory. */
 void cofi_arena_get(cof_arena *arena, void *dst, int peer, size_t offset, size_t bytes);
 

@@ -166,3 +166,14 @@ void cofi_call_end(struct cofi_binding *b)
     if (!b->arena->is_private)
         signal_all(b, COFI_END_ACK);
 }
+
+cof_status cofi_call_failure(struct cofi_binding *b, struct cofi_cpu_stream *stream)
+{
+    cof_status status = cofi_cpu_stream_status(stream);
+    if (status != COF_OK && cofi_arena_status(b->arena) == COF_OK) {
+        COF_FAIL(status, "%s: rank %d did not run its part of a call: its stream had failed", b->op,
+                 b->arena->team->world->rank);
+        cofi_arena_fail(b->arena, status);
+    }
+    return cofi_arena_status(b->arena);
+}

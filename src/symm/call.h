@@ -25,6 +25,8 @@
 
 #include "symm/arena.h"
 
+struct cofi_cpu_stream;
+
 struct cofi_call {
     uint32_t direction; /* 1 forward, 2 backward; 0: the operator has one */
     uint64_t n_empty;   /* empty calls of the plan before this one, counted as they were made */
@@ -41,6 +43,10 @@ cof_status cofi_call_begin(struct cofi_binding *binding, const struct cofi_call 
 
 /* After everything of the call that reads or writes symmetric memory. */
 void cofi_call_end(struct cofi_binding *binding);
+
+/* In a call with COFI_CALL_ALWAYS: the arena's failure. Where the stream had failed, and so this
+ * rank's part of a call did not run, the arena fails on all ranks. */
+cof_status cofi_call_failure(struct cofi_binding *binding, struct cofi_cpu_stream *stream);
 
 /* The 31 bits by which ranks find out that they are not in the same call. */
 uint64_t cofi_call_digest(const struct cofi_binding *binding, const struct cofi_call *call);

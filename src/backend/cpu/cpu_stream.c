@@ -10,6 +10,7 @@
 #define _GNU_SOURCE
 #include "backend/cpu/cpu_stream.h"
 
+#include <fenv.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -108,6 +109,7 @@ static bool thread_start(struct thread *t)
 {
     struct cofi_cpu_stream *s = t->stream;
     cof_status status = COF_OK;
+    fesetenv(FE_DFL_ENV); /* not the creator's: it may flush subnormals, or round otherwise */
     pin_thread(&s->options, t->worker.idx);
     if (s->options.with_gemm) {
         t->worker.scratch = aligned_alloc(64, COFI_WORKER_SCRATCH_BYTES);

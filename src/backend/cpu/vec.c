@@ -1,6 +1,6 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* Which instruction set this process uses, and its table of vector kernels. */
+/* Which instruction set this process uses, and its tables of vector kernels. */
 #include "backend/cpu/vec.h"
 
 #include <stdatomic.h>
@@ -10,6 +10,7 @@
 #include <cpuid.h>
 #endif
 
+#include "backend/cpu/vec_exact.h"
 #include "core/config.h"
 
 static const char *const isa_names[] = {"scalar", "avx2", "avx512", "avx512_bf16"};
@@ -106,4 +107,17 @@ const struct cofi_vec_ops *cofi_vec(void)
     }
 #endif
     return &cofi_vec_scalar;
+}
+
+const struct cofi_exact_ops *cofi_exact(void)
+{
+#if defined(__x86_64__)
+    switch (cofi_isa()) {
+    case COFI_ISA_AVX512_BF16:
+    case COFI_ISA_AVX512: return &cofi_exact_avx512;
+    case COFI_ISA_AVX2: return &cofi_exact_avx2;
+    case COFI_ISA_SCALAR: break;
+    }
+#endif
+    return &cofi_exact_scalar;
 }

@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* Vectors of W fp32 lanes for vec_tmpl.c, which sets W and INLINE: how elements of fp32, bf16 and
- * fp16 become lanes and lanes elements. "half" is either type of 16 bits; `elem` is constant where
- * these are inlined. */
+/* Vectors of W fp32 lanes for vec_tmpl.c and vec_exact_tmpl.c, which set W and INLINE: how elements
+ * of fp32, bf16 and fp16 become lanes and lanes elements. "half" is either type of 16 bits; `elem`
+ * is constant where these are inlined. */
 #ifndef COFI_VEC_LANES_H
 #define COFI_VEC_LANES_H
 
@@ -98,14 +98,14 @@ INLINE void store_pair_bf16(uint16_t *dst, vf x0, vf x1)
     _mm512_cvtps_ph((__m512)(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
 #endif
 
-INLINE vf load_f16(const uint16_t *src)
+INLINE vf from_f16(vh x)
 {
-    return (vf)F16_TO_F32(*(const vh_mem *)src);
+    return (vf)F16_TO_F32(x);
 }
 
-INLINE void store_f16(uint16_t *dst, vf x)
+INLINE vh to_f16(vf x)
 {
-    *(vh_mem *)dst = (vh)F32_TO_F16(x);
+    return (vh)F32_TO_F16(x);
 }
 
 #else
@@ -113,9 +113,9 @@ INLINE void store_f16(uint16_t *dst, vf x)
 /* The exponent of fp16 has 5 bits and bias 15, that of fp32 8 bits and bias 127: with the mantissas
  * aligned, 112 is added to it. A subnormal gets exponent 113, which stands for 2^-14 (1 + m), and
  * loses the 2^-14. Infinity and NaN get 112 once more. */
-INLINE vf load_f16(const uint16_t *src)
+INLINE vf from_f16(vh bits)
 {
-    vu half = __builtin_convertvector(*(const vh_mem *)src, vu), size = (half & 0x7fffu) << 13;
+    vu half = __builtin_convertvector(bits, vu), size = (half & 0x7fffu) << 13;
     vf small = (vf)(size + (113u << 23)) - 0x1p-14f;
     vu large = size + (224u << 23);
     large |= (vu)((vi)size > 0x0f800000) & 0x400000u;
@@ -128,7 +128,7 @@ INLINE vf load_f16(const uint16_t *src)
 /* Below 2^-14 the unit is 2^-24, that of fp32 in [1/2, 1): adding 1/2 rounds to it and leaves the
  * multiple in the low bits. Above, a carry of the rounding moves the exponent as it should, up to
  * infinity. From 2^16 on there are infinity and NaN only. */
-INLINE void store_f16(uint16_t *dst, vf x)
+INLINE vh to_f16(vf x)
 {
     vu bits = (vu)x, size = bits & 0x7fffffffu;
     vu small = (vu)((vf)size + 0.5f) - 0x3f000000u;
@@ -136,9 +136,19 @@ INLINE void store_f16(uint16_t *dst, vf x)
     vu large = 0x7c00u | ((vu)((vi)size > 0x7f800000) & (0x200u | (size >> 13 & 0x3ffu)));
     half = (vu)blend((vi)size < 0x38800000, (vf)small, (vf)half);
     half = (vu)blend((vi)size >= 0x47800000, (vf)large, (vf)half);
-    *(vh_mem *)dst = __builtin_convertvector(half | (bits >> 16 & 0x8000u), vh);
+    return __builtin_convertvector(half | (bits >> 16 & 0x8000u), vh);
 }
 #endif
+
+INLINE vf load_f16(const uint16_t *src)
+{
+    return from_f16(*(const vh_mem *)src);
+}
+
+INLINE void store_f16(uint16_t *dst, vf x)
+{
+    *(vh_mem *)dst = to_f16(x);
+}
 
 INLINE vf load_half(enum cofi_elem elem, const uint16_t *src)
 {

@@ -62,6 +62,7 @@ struct cofi_arn_plan {
     int64_t row_bytes; /* H elements */
     /* lay_out's. */
     int n_purposes;
+    uint32_t acks;        /* bit per purpose, as in struct cofi_binding_spec */
     size_t payload_bytes; /* in the arena, overlaid by other plans' */
     size_t tagged_bytes;  /* in the arena, the plan's own: tagged words and flags */
     size_t local_bytes;

@@ -136,23 +136,11 @@ static void fill_rows(const struct cofi_attention_plan *plan, const struct cofi_
             }
 }
 
-/* A call that failed on this rank fails on all: the arena is poisoned, and outputs are NaN. */
-static bool has_failed(struct cofi_cpu_stream *s, struct cofi_attention_plan *plan)
-{
-    cof_status status = cofi_cpu_stream_status(s);
-    if (status != COF_OK && cofi_arena_status(plan->binding.arena) == COF_OK) {
-        COF_FAIL(status, "attention: rank %d did not run its part of a call: its stream had failed",
-                 plan->base.team->world->rank);
-        cofi_arena_fail(plan->binding.arena, status);
-    }
-    return cofi_arena_status(plan->binding.arena) != COF_OK;
-}
-
 static cof_status finish_forward(struct cofi_cpu_stream *s, const void *args)
 {
     const struct output_args *a = args;
     struct cofi_attention_plan *plan = a->plan;
-    if (!has_failed(s, plan)) {
+    if (cofi_call_failure(&plan->binding, s) == COF_OK) {
         cofi_attention_cpu_finish(s, &plan->dims, &plan->state, &a->a, a->lse, a->lse_batch_stride,
                                   a->lse_head_stride);
         cofi_call_end(&plan->binding);
@@ -208,7 +196,7 @@ static cof_status finish_backward(struct cofi_cpu_stream *s, const void *args)
     const struct output_args *a = args;
     struct cofi_attention_plan *plan = a->plan;
     const struct cofi_attention_dims *d = &plan->dims;
-    if (!has_failed(s, plan)) {
+    if (cofi_call_failure(&plan->binding, s) == COF_OK) {
         cofi_attention_cpu_dq_store(s, d, &plan->grad, &a->a);
         if (cofi_attention_gathers(plan))
             store_own_chunks(s, a);

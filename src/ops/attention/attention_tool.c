@@ -12,6 +12,7 @@
 #include "ops/ops.h"
 #include "tools/job.h"
 #include "tools/ranks.h"
+#include "tools/run_op.h"
 #include "tools/tensor_files.h"
 
 static const double timeout_seconds = 20; /* unless the environment sets another; and the time that
@@ -77,29 +78,6 @@ static const struct option long_options[] = {
 
 /* ---- options -------------------------------------------------------------------------------- */
 
-/* "q=a,k=b" into options->names. */
-static bool parse_names(struct cofi_attention_options *o, const char *text)
-{
-    snprintf(o->names_text, sizeof o->names_text, "%s", text);
-    bool ok = strlen(text) < sizeof o->names_text;
-    char *saved = NULL;
-    for (char *word = strtok_r(o->names_text, ",", &saved); word && ok;
-         word = strtok_r(NULL, ",", &saved)) {
-        char *equals = strchr(word, '=');
-        ok = false;
-        for (int i = 0; equals && equals[1] && i < COFI_AT_N_INPUTS; i++) {
-            const char *name = cofi_attention_tensor_names[i];
-            if (strlen(name) == (size_t)(equals - word) && !strncmp(word, name, strlen(name))) {
-                o->names[i] = equals + 1;
-                ok = true;
-            }
-        }
-    }
-    if (!ok)
-        cofi_cli_error("option --names = \"%s\": wanted some of q=key,k=key,v=key,dout=key", text);
-    return ok;
-}
-
 static bool parse_option(struct cofi_attention_options *o, int c)
 {
     int choice = 0;
@@ -107,11 +85,7 @@ static bool parse_option(struct cofi_attention_options *o, int c)
     case 'i': o->input = optarg; return true;
     case 'o': o->output = optarg; return true;
     case OPT_RANKS: return cofi_cli_ranks("--ranks", optarg, &o->ranks);
-    case OPT_ENGINE:
-        if (!cofi_cli_choice("--engine", optarg, "thread|shm", &choice))
-            return false;
-        o->engine = choice ? COF_ENGINE_SHM : COF_ENGINE_THREAD;
-        return true;
+    case OPT_ENGINE: return cofi_run_engine(optarg, &o->engine);
     case OPT_MASK: return cofi_cli_choice("--mask", optarg, "none|causal", &o->mask);
     case OPT_LAYOUT: return cofi_cli_choice("--layout", optarg, "zigzag|contiguous", &o->layout);
     case OPT_FORMAT: return cofi_cli_choice("--format", optarg, "bshd|sbhd", &o->format);
@@ -123,7 +97,9 @@ static bool parse_option(struct cofi_attention_options *o, int c)
     case OPT_COMPARE: o->compare = true; return true;
     case OPT_TIME: o->time = true; return true;
     case OPT_REPEAT: return cofi_cli_int("--repeat", optarg, 1, COFI_AT_REPEAT_MAX, &o->repeat);
-    case OPT_NAMES: return parse_names(o, optarg);
+    case OPT_NAMES:
+        return cofi_run_names(optarg, cofi_attention_tensor_names, COFI_AT_N_INPUTS, o->names,
+                              o->names_text, sizeof o->names_text);
     case OPT_SEED: return cofi_cli_int("--seed", optarg, 0, INT64_MAX, &o->seed);
     case OPT_WIRE:
         if (!cofi_cli_choice("--wire", optarg, "dtype|f32", &choice))
@@ -178,12 +154,10 @@ static int rank_body(void *run, const cof_world_options *options, int rank)
 /* A rank that is a process: started by cofi_ranks_run in its parent. */
 static int run_as_process(void)
 {
-    size_t bytes;
-    struct cofi_attention_run *run = cofi_job_shared(&bytes);
-    if (!run || bytes < sizeof *run || run->bytes > bytes) {
-        cofi_cli_error("COFUSE_SHARED_FD is set, but is no memory of a parent `cofuse run`");
+    struct cofi_attention_run *run =
+        cofi_run_memory(sizeof *run, offsetof(struct cofi_attention_run, bytes));
+    if (!run)
         return COFI_EXIT_RANK;
-    }
     cof_world_options options = world_options(run);
     return cofi_attention_rank(run, &options, (int)cofi_config_int(COFI_VAR_RANK));
 }
@@ -259,9 +233,7 @@ static int command(int argc, char **argv)
     int code = check_options(&o, argc, argv);
     if (code != COFI_EXIT_OK)
         return code;
-    if (o.engine == COF_ENGINE_DEFAULT)
-        o.engine = strcmp(cofi_config_text(COFI_VAR_ENGINE), "thread") ? COF_ENGINE_SHM
-                                                                       : COF_ENGINE_THREAD;
+    cofi_run_engine_default(&o.engine);
     struct cofi_st_file file;
     struct cofi_attention_run *run = NULL;
     cof_attention_params params;

@@ -8,6 +8,7 @@
 #include "ops/attention/attention_tool.h"
 #include "ops/check.h"
 #include "tools/job.h"
+#include "tools/run_op.h"
 #include "tools/tensor_files.h"
 
 const char *const cofi_attention_tensor_names[COFI_AT_N] = {"q", "k",   "v",  "dout", "o",
@@ -40,12 +41,9 @@ static bool read_metadata(const struct cofi_attention_options *options,
                           const struct cofi_st_file *file, cof_attention_params *params)
 {
     int mask, format, layout;
-    const char *op = cofi_st_metadata(file, "op"), *scale = cofi_st_metadata(file, "scale");
-    if (op && strcmp(op, "attention")) {
-        cofi_cli_error("%s: its metadata says op = \"%s\", wanted attention", file->path, op);
-        return false;
-    }
-    if (!cofi_tensors_choice(file, "mask", "none|causal", options->mask, &mask) ||
+    const char *scale = cofi_st_metadata(file, "scale");
+    if (!cofi_run_is_of(file, "attention") ||
+        !cofi_tensors_choice(file, "mask", "none|causal", options->mask, &mask) ||
         !cofi_tensors_choice(file, "format", "bshd|sbhd", options->format, &format) ||
         !cofi_tensors_choice(file, "layout", "zigzag|contiguous", options->layout, &layout))
         return false;
@@ -59,15 +57,6 @@ static bool read_metadata(const struct cofi_attention_options *options,
     return true;
 }
 
-static void shape_text(const int64_t *shape, int ndim, char *text, size_t bytes)
-{
-    size_t n = (size_t)snprintf(text, bytes, "[");
-    for (int i = 0; i < ndim && n < bytes; i++)
-        n += (size_t)snprintf(text + n, bytes - n, "%s%lld", i ? ", " : "", (long long)shape[i]);
-    if (n < bytes)
-        snprintf(text + n, bytes - n, "]");
-}
-
 /* A tensor must have the type and the dims that q, k and v give it. */
 static bool check_tensor(const struct cofi_st_tensor *t, int which,
                          const cof_attention_params *params)
@@ -75,8 +64,8 @@ static bool check_tensor(const struct cofi_st_tensor *t, int which,
     struct cofi_attention_geometry wanted = cofi_attention_geometry(params, which, params->n_rows);
     const char *name = cofi_attention_tensor_names[which];
     char has[120], want[120];
-    shape_text(t->shape, t->ndim, has, sizeof has);
-    shape_text(wanted.shape, wanted.ndim, want, sizeof want);
+    cofi_run_shape(t->shape, t->ndim, has, sizeof has);
+    cofi_run_shape(wanted.shape, wanted.ndim, want, sizeof want);
     if (!cofi_dtype_equal(t->dtype, wanted.dtype)) {
         cofi_cli_error("%s: tensor \"%s\" (%s) has dtype %s, q has %s", t->path, t->name, name,
                        cofi_st_dtype_name(t->dtype), cofi_st_dtype_name(wanted.dtype));
@@ -125,15 +114,14 @@ bool cofi_attention_open(const struct cofi_attention_options *options, struct co
     cof_attention_params params = COF_ATTENTION_PARAMS_INIT;
     const struct cofi_st_tensor *t[COFI_AT_N_INPUTS];
     for (int i = 0; i < COFI_AT_N_INPUTS; i++) {
-        t[i] = cofi_st_find(file, options->names[i]);
+        const char *name = cofi_attention_tensor_names[i];
         char has[120];
-        if (!t[i] && i != COFI_AT_DOUT) {
-            cofi_cli_error("%s: there is no tensor \"%s\" (%s); --names tells other keys",
-                           file->path, options->names[i], cofi_attention_tensor_names[i]);
+        t[i] = i == COFI_AT_DOUT ? cofi_st_find(file, options->names[i])
+                                 : cofi_run_find(file, options->names[i], name);
+        if (!t[i] && i != COFI_AT_DOUT)
             return false;
-        }
         if (t[i] && t[i]->ndim != 4) {
-            shape_text(t[i]->shape, t[i]->ndim, has, sizeof has);
+            cofi_run_shape(t[i]->shape, t[i]->ndim, has, sizeof has);
             cofi_cli_error("%s: tensor \"%s\" has shape %s, wanted 4 dims", t[i]->path, t[i]->name,
                            has);
             return false;

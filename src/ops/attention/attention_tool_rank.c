@@ -8,7 +8,7 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "ops/attention/attention_tool.h"
-#include "tools/job.h"
+#include "tools/run_op.h"
 
 struct rank_work {
     struct cofi_attention_run *run;
@@ -136,16 +136,11 @@ static cof_status run_rank(struct rank_work *work, const cof_world_options *opti
 int cofi_attention_rank(struct cofi_attention_run *run, const cof_world_options *options, int rank)
 {
     struct rank_work work = {.run = run, .rank = rank};
-    cof_status status = run_rank(&work, options);
-    if (status != COF_OK)
-        cofi_cli_error("rank %d: %s: %s", rank, cof_status_name(status), cof_last_error());
+    int code = cofi_run_exit(rank, run_rank(&work, options));
     cof_plan_destroy(work.plan);
     cof_world_destroy(work.world);
     for (int i = 0; i < COFI_AT_N; i++)
         free(work.memory[i]);
     free(work.saved);
-    return status == COF_OK                ? COFI_EXIT_OK
-           : status == COF_ERR_UNSUPPORTED ? COFI_EXIT_UNSUPPORTED
-           : status == COF_ERR_INVALID     ? COFI_EXIT_USAGE
-                                           : COFI_EXIT_RANK;
+    return code;
 }

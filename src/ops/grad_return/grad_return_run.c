@@ -206,30 +206,16 @@ static void finish_task(void *arg, int64_t row, struct cofi_cpu_worker *worker)
         finish_row(arg, row, is_v);
 }
 
-/* A call that failed on this rank fails on all: the arena is poisoned. */
-static cof_status failure(struct cofi_cpu_stream *s, struct cofi_grad_return_plan *plan)
-{
-    cof_status status = cofi_cpu_stream_status(s);
-    cof_arena *arena = plan->binding.arena;
-    if (!arena)
-        return status;
-    if (status != COF_OK && cofi_arena_status(arena) == COF_OK) {
-        COF_FAIL(status,
-                 "grad_return: rank %d did not run its part of a call: its stream had failed",
-                 plan->base.team->world->rank);
-        cofi_arena_fail(arena, status);
-    }
-    return cofi_arena_status(arena);
-}
-
 static cof_status finish(struct cofi_cpu_stream *s, const void *args)
 {
     struct finish_args a = *(const struct finish_args *)args;
-    cof_status status = failure(s, a.plan);
+    struct cofi_binding *binding = &a.plan->binding;
+    cof_status status =
+        binding->arena ? cofi_call_failure(binding, s) : cofi_cpu_stream_status(s);
     a.failed |= status != COF_OK;
     cofi_cpu_parallel(s, a.plan->local_rows, finish_task, &a);
-    if (!a.failed && a.plan->binding.arena)
-        cofi_call_end(&a.plan->binding);
+    if (!a.failed && binding->arena)
+        cofi_call_end(binding);
     return status;
 }
 

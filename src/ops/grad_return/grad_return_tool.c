@@ -1,6 +1,7 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
 /* `cofuse run grad_return`: options, starting the ranks, comparing, and the table. */
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -10,6 +11,7 @@
 #include "ops/grad_return/grad_return_tool.h"
 #include "tools/job.h"
 #include "tools/ranks.h"
+#include "tools/run_op.h"
 #include "tools/tensor_files.h"
 
 static const char usage[] =
@@ -61,23 +63,6 @@ static const struct option long_options[] = {
 
 /* ---- options -------------------------------------------------------------------------------- */
 
-/* "dk=a,dv=b" into options->names. */
-static bool parse_names(struct cofi_gr_options *o, const char *text)
-{
-    snprintf(o->names_text, sizeof o->names_text, "%s", text);
-    bool ok = strlen(text) < sizeof o->names_text;
-    char *saved = NULL;
-    for (char *word = strtok_r(o->names_text, ",", &saved); word && ok;
-         word = strtok_r(NULL, ",", &saved)) {
-        ok = (!strncmp(word, "dk=", 3) || !strncmp(word, "dv=", 3)) && word[3];
-        if (ok)
-            o->names[word[1] == 'v'] = word + 3;
-    }
-    if (!ok)
-        cofi_cli_error("option --names = \"%s\": wanted some of dk=key,dv=key", text);
-    return ok;
-}
-
 static bool parse_option(struct cofi_gr_options *o, int c)
 {
     int choice = 0;
@@ -90,10 +75,7 @@ static bool parse_option(struct cofi_gr_options *o, int c)
         ok = cofi_cli_int("--ranks", optarg, 1, COFI_MAX_RANKS, &n);
         o->n_ranks = (int)n;
         return ok;
-    case OPT_ENGINE:
-        ok = cofi_cli_choice("--engine", optarg, "thread|shm", &choice);
-        o->engine = choice ? COF_ENGINE_SHM : COF_ENGINE_THREAD;
-        return ok;
+    case OPT_ENGINE: return cofi_run_engine(optarg, &o->engine);
     case OPT_LAYOUT: return cofi_cli_choice("--layout", optarg, "zigzag|contiguous", &o->layout);
     case OPT_CHUNKING:
         return cofi_cli_choice("--chunking", optarg, "balanced|padded", &o->chunking);
@@ -110,7 +92,9 @@ static bool parse_option(struct cofi_gr_options *o, int c)
     case OPT_THREADS: return cofi_cli_int("--threads", optarg, 0, 256, &o->n_threads);
     case OPT_COMPARE: o->compare = true; return true;
     case OPT_REPEAT: return cofi_cli_int("--repeat", optarg, 1, 1000, &o->repeat);
-    case OPT_NAMES: return parse_names(o, optarg);
+    case OPT_NAMES:
+        return cofi_run_names(optarg, cofi_gr_tensor_names, 2, o->names, o->names_text,
+                              sizeof o->names_text);
     }
     return false;
 }
@@ -126,9 +110,7 @@ static int check_options(struct cofi_gr_options *o, int argc, char **argv)
         return cofi_cli_error("%s", error);
     if (cofi_config_check() != COF_OK)
         return cofi_cli_error("%s", cof_last_error());
-    if (o->engine == COF_ENGINE_DEFAULT)
-        o->engine = strcmp(cofi_config_text(COFI_VAR_ENGINE), "thread") ? COF_ENGINE_SHM
-                                                                       : COF_ENGINE_THREAD;
+    cofi_run_engine_default(&o->engine);
     return COFI_EXIT_OK;
 }
 
@@ -186,12 +168,9 @@ static int rank_body(void *run, const cof_world_options *options, int rank)
 
 static int run_as_process(void)
 {
-    size_t bytes;
-    struct cofi_gr_run *run = cofi_job_shared(&bytes);
-    if (!run || bytes < sizeof *run || run->bytes > bytes) {
-        cofi_cli_error("COFUSE_SHARED_FD is set, but is no memory of a parent `cofuse run`");
+    struct cofi_gr_run *run = cofi_run_memory(sizeof *run, offsetof(struct cofi_gr_run, bytes));
+    if (!run)
         return COFI_EXIT_RANK;
-    }
     cof_world_options options = world_options(run);
     return cofi_gr_rank(run, &options, (int)cofi_config_int(COFI_VAR_RANK));
 }

@@ -9,6 +9,8 @@
 #include "tools/cli.h"
 #include "tools/safetensors.h"
 
+extern const char *const cofi_gr_tensor_names[2];
+
 struct cofi_gr_options {
     int n_ranks; /* 0: as the file has writers */
     cof_engine engine;

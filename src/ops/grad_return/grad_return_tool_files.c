@@ -7,20 +7,19 @@
 #include "core/tensor.h"
 #include "ops/grad_return/grad_return_tool.h"
 #include "tools/job.h"
+#include "tools/run_op.h"
 #include "tools/tensor_files.h"
+
+const char *const cofi_gr_tensor_names[2] = {"dk", "dv"};
 
 /* ---- reading -------------------------------------------------------------------------------- */
 
 static bool read_metadata(const struct cofi_gr_options *o, const struct cofi_st_file *file,
                           struct cofi_gr_run *run)
 {
-    const char *op = cofi_st_metadata(file, "op");
     int layout, chunking, transfer, writers;
-    if (op && strcmp(op, "grad_return")) {
-        cofi_cli_error("%s: its metadata says op = \"%s\", wanted grad_return", file->path, op);
-        return false;
-    }
-    if (!cofi_tensors_choice(file, "layout", "zigzag|contiguous", o->layout, &layout) ||
+    if (!cofi_run_is_of(file, "grad_return") ||
+        !cofi_tensors_choice(file, "layout", "zigzag|contiguous", o->layout, &layout) ||
         !cofi_tensors_choice(file, "chunking", "balanced|padded", o->chunking, &chunking) ||
         !cofi_tensors_choice(file, "transfer", "push|pull", o->transfer, &transfer) ||
         !cofi_tensors_choice(file, "writers", "all|causal", o->writers, &writers))
@@ -73,13 +72,9 @@ static bool check_pair(const struct cofi_st_tensor *const t[2])
 static bool find_pair(const struct cofi_gr_options *o, const struct cofi_st_file *file,
                       const struct cofi_st_tensor *t[2])
 {
-    static const char *const names[] = {"dk", "dv"};
     for (int i = 0; i < 2; i++)
-        if (!(t[i] = cofi_st_find(file, o->names[i]))) {
-            cofi_cli_error("%s: there is no tensor \"%s\" (%s); --names tells other keys",
-                           file->path, o->names[i], names[i]);
+        if (!(t[i] = cofi_run_find(file, o->names[i], cofi_gr_tensor_names[i])))
             return false;
-        }
     return check_pair(t);
 }
 
@@ -121,11 +116,10 @@ static void set_params(const struct cofi_gr_options *o, const struct cofi_st_ten
 /* The tensors that the run writes, without their data. */
 static void describe_outputs(const struct cofi_gr_run *run, struct cofi_st_tensor tensors_out[2])
 {
-    static const char *const names[] = {"dk", "dv"};
     const cof_grad_return_params *p = &run->params;
     for (int is_v = 0; is_v < 2; is_v++)
         tensors_out[is_v] = (struct cofi_st_tensor){
-            .name = names[is_v], .dtype = p->dtype, .ndim = 4,
+            .name = cofi_gr_tensor_names[is_v], .dtype = p->dtype, .ndim = 4,
             .shape = {p->n_rows, p->n_batch, p->n_heads, is_v ? p->head_dim_v : p->head_dim_k},
             .bytes = cofi_gr_row_bytes(run, is_v) * (size_t)p->n_rows};
 }

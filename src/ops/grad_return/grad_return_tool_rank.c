@@ -8,7 +8,7 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "ops/grad_return/grad_return_tool.h"
-#include "tools/job.h"
+#include "tools/run_op.h"
 
 struct rank_work {
     struct cofi_gr_run *run;
@@ -120,9 +120,7 @@ static cof_status run_rank(struct rank_work *w, const cof_world_options *options
 int cofi_gr_rank(struct cofi_gr_run *run, const cof_world_options *options, int rank)
 {
     struct rank_work w = {.run = run, .rank = rank};
-    cof_status status = run_rank(&w, options);
-    if (status != COF_OK)
-        cofi_cli_error("rank %d: %s: %s", rank, cof_status_name(status), cof_last_error());
+    int code = cofi_run_exit(rank, run_rank(&w, options));
     cof_stream_destroy(w.stream);
     cof_plan_destroy(w.plan);
     cof_world_destroy(w.world);
@@ -132,8 +130,5 @@ int cofi_gr_rank(struct cofi_gr_run *run, const cof_world_options *options, int 
         free(w.in[is_v]);
         free(w.out[is_v]);
     }
-    return status == COF_OK                ? COFI_EXIT_OK
-           : status == COF_ERR_UNSUPPORTED ? COFI_EXIT_UNSUPPORTED
-           : status == COF_ERR_INVALID     ? COFI_EXIT_USAGE
-                                           : COFI_EXIT_RANK;
+    return code;
 }

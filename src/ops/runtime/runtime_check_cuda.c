@@ -309,5 +309,13 @@ const struct cofi_check_device cofi_check_device_cuda = {
     .fill = fill,
     .blocks_open = cofi_check_cuda_blocks_open,
     .blocks_close = cofi_check_cuda_blocks_close,
+    .memory_open = cofi_check_cuda_alloc,
+    .memory_close = cofi_check_cuda_free,
+    .capture = cofi_check_cuda_capture,
+    .replay = cofi_check_cuda_replay,
+    .release = cofi_check_cuda_release,
+    .time = cofi_check_cuda_time,
+    .timer_open = cofi_check_cuda_timer_open,
+    .timer_close = cofi_check_cuda_timer_close,
     .runtime = &runtime,
 };

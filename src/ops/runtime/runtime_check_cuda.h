@@ -69,6 +69,17 @@ void cofi_check_cuda_free(cof_world *world, void *data); /* NULL is fine */
 /* The CUDA stream behind one of the library's. */
 cudaStream_t cofi_check_cuda_stream(const cof_world *world, cof_stream stream);
 
+/* ---- src/ops/check_graph_cuda.c: slots of struct cofi_check_device ---- */
+
+cof_status cofi_check_cuda_capture(cof_world *world, const struct cofi_check_work *work,
+                                   cof_stream stream, void **graph_out);
+cof_status cofi_check_cuda_replay(cof_world *world, void *graph, cof_stream stream);
+void cofi_check_cuda_release(cof_world *world, void *graph);
+cof_status cofi_check_cuda_timer_open(cof_world *world, void **timer_out);
+void cofi_check_cuda_timer_close(cof_world *world, void *timer);
+cof_status cofi_check_cuda_time(cof_world *world, void *timer, const struct cofi_check_work *work,
+                                cof_stream stream, double *seconds_out);
+
 /* ---- runtime_check_blocks_cuda.c ---- */
 
 cof_status cofi_check_cuda_blocks_open(cof_team *team, size_t bytes,

@@ -8,75 +8,33 @@
 #include "ops/runtime/runtime_check_cuda.h"
 #include "symm/engine_cuda.h"
 
-typedef cof_status (*work_fn)(void *arg, cof_stream stream);
-
 /* Work that may be enqueued eagerly or as a graph; the ranks need not do the same. */
 struct captured {
     struct cofi_runtime *rt;
     cof_world *world;
     cof_stream stream;
-    work_fn fn;
-    void *arg;
-    cudaGraphExec_t exec;
+    struct cofi_check_work work;
+    void *graph;
 };
 
 /* ---- capture and replay --------------------------------------------------------------------- */
 
-/* In the mode that refuses what a caller's capture would refuse. */
-static cof_status capture_graph(struct captured *c, cudaStream_t stream, cudaGraph_t *graph_out)
-{
-    COF_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    cof_status status = c->fn(c->arg, c->stream);
-    cudaError_t error = cudaStreamEndCapture(stream, graph_out);
-    COF_TRY(status);
-    COF_CUDA(error);
-    return COF_OK;
-}
-
-static cof_status capture_here(struct captured *c)
-{
-    cudaStream_t stream = cofi_check_cuda_stream(c->world, c->stream);
-    cudaGraph_t graph = NULL;
-    cof_status status = capture_graph(c, stream, &graph);
-    cudaError_t error = status == COF_OK ? cudaGraphInstantiate(&c->exec, graph, 0) : cudaSuccess;
-    if (graph)
-        cudaGraphDestroy(graph);
-    COF_TRY(status);
-    COF_CUDA(error);
-    COF_CUDA(cudaGraphUpload(c->exec, stream));
-    COF_CUDA(cudaStreamSynchronize(stream));
-    return COF_OK;
-}
-
 /* Collective: no rank waits on the device while another one still makes its graph. */
 static cof_status capture(struct captured *c)
 {
-    struct cofi_cuda_scope scope;
-    COF_TRY(cofi_cuda_enter(c->world->device->device, &scope));
-    cof_status status = capture_here(c);
-    cofi_cuda_leave(&scope);
-    COF_TRY(status);
+    COF_TRY(cofi_check_cuda_capture(c->world, &c->work, c->stream, &c->graph));
     return cof_team_barrier(cof_world_team(c->world));
 }
 
 static cof_status replay(struct captured *c)
 {
-    struct cofi_cuda_scope scope;
-    COF_TRY(cofi_cuda_enter(c->world->device->device, &scope));
-    cudaError_t error = cudaGraphLaunch(c->exec, cofi_check_cuda_stream(c->world, c->stream));
-    cofi_cuda_leave(&scope);
-    COF_CUDA(error);
-    return COF_OK;
+    return cofi_check_cuda_replay(c->world, c->graph, c->stream);
 }
 
 static void release(struct captured *c)
 {
-    struct cofi_cuda_scope scope;
-    if (!c->exec || cofi_cuda_enter(c->world->device->device, &scope) != COF_OK)
-        return;
-    cudaGraphExecDestroy(c->exec);
-    cofi_cuda_leave(&scope);
-    c->exec = NULL;
+    cofi_check_cuda_release(c->world, c->graph);
+    c->graph = NULL;
 }
 
 /* n times, of which every fifth is eager, another one on each rank. */
@@ -85,7 +43,7 @@ static cof_status mix(struct captured *c, int n)
     for (int i = 0; i < n; i++) {
         if (cofi_runtime_random(c->rt, 16) == 0)
             cofi_runtime_sleep_us(cofi_runtime_random(c->rt, 1000));
-        COF_TRY(i % 5 == c->rt->rank % 5 ? c->fn(c->arg, c->stream) : replay(c));
+        COF_TRY(i % 5 == c->rt->rank % 5 ? c->work.fn(c->work.arg, c->stream) : replay(c));
         if (i % 6 == 5)
             COF_TRY(cof_stream_sync(c->stream));
     }
@@ -101,8 +59,8 @@ static cof_status mail_work(void *arg, cof_stream stream)
 
 static struct captured captured_mail(struct cofi_mail *m)
 {
-    return (struct captured){.rt = m->rt, .world = m->world, .stream = m->stream, .fn = mail_work,
-                             .arg = m};
+    return (struct captured){.rt = m->rt, .world = m->world, .stream = m->stream,
+                             .work = {mail_work, m}};
 }
 
 static cof_status mix_mail(struct cofi_mail *m, struct captured *c)
@@ -171,7 +129,7 @@ static cof_status mix_pair(struct cofi_runtime *rt, struct captured *c)
 cof_status cofi_runtime_cuda_graph_calls(struct cofi_runtime *rt)
 {
     struct pair p;
-    struct captured c = {.rt = rt, .world = rt->job->world, .fn = pair_work, .arg = &p};
+    struct captured c = {.rt = rt, .world = rt->job->world, .work = {pair_work, &p}};
     COF_TRY(open_pair(rt, &p));
     cof_status status = cof_stream_create(rt->job->world, 1, &c.stream);
     if (status == COF_OK)

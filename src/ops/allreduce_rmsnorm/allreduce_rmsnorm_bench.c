@@ -1,0 +1,451 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+/* `cofuse bench allreduce_rmsnorm`. On CPUs one call, by the host's clock; on CUDA devices `count`
+ * of them over buffers by turns, eager or as one graph, by the device's events. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/clock.h"
+#include "core/error.h"
+#include "core/tensor.h"
+#include "ops/allreduce_rmsnorm/allreduce_rmsnorm.h"
+#include "ops/bench.h"
+#include "ops/check_memory.h"
+#include "symm/memory.h"
+
+#define MAX_BENCH_TOKENS (INT64_C(1) << 24)
+#define CACHED_BYTES (INT64_C(1) << 28) /* buffers rotate over so much: past the L2 of any device */
+enum { COUNT = 100, MAX_COUNT = 10000, MIN_SLOTS = 2 };
+enum { N_VALUES = 65521 }; /* to fill rows from; prime, so that they do not repeat each other */
+
+enum { X, RESIDUAL, RESIDUAL_OUT, NORM_OUT, N_TENSORS };
+
+struct bench_case {
+    cof_allreduce_rmsnorm_params params;
+    int64_t n_tokens, count;
+    int in_arena, is_graph;
+};
+
+struct allreduce_bench {
+    struct cofi_job job;
+    struct bench_case c;
+    const struct cofi_check_device *device; /* NULL: the CPU */
+    int n_slots;
+    char *data[N_TENSORS], *weight; /* of all slots; NULL: there is none */
+    cof_arena *arena;
+    size_t x_offset;
+    cof_stream stream;
+    cof_plan *plan; /* the last one made */
+    void *graph, *timer;
+    cof_plan *graph_plan;
+};
+
+/* ---- the case ------------------------------------------------------------------------------- */
+
+static cof_status read_number(struct bench_case *c, const char *key, const char *value, bool *known)
+{
+    cof_allreduce_rmsnorm_params *p = &c->params;
+    const struct {
+        const char *key;
+        int64_t min, *value;
+    } numbers[] = {{"T", 1, &c->n_tokens},
+                   {"H", 1, &p->hidden},
+                   {"max_tokens", 1, &p->max_tokens},
+                   {"one_shot_bytes", 1, &p->one_shot_bytes},
+                   {"count", 1, &c->count}};
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
+        if (!strcmp(key, numbers[i].key)) {
+            *known = true;
+            return cofi_bench_int(key, value, numbers[i].min, numbers[i].value);
+        }
+    return COF_OK;
+}
+
+static cof_status read_choice(struct bench_case *c, const char *key, const char *value, bool *known)
+{
+    enum { VARIANT, ROUNDING, ALGORITHM, BIAS, PLACE, HOW, N_CHOICES };
+    static const struct {
+        const char *key, *choices;
+    } words[N_CHOICES] = {{"variant", "residual_norm|norm|only"},
+                          {"rounding", "match_unfused|exact"},
+                          {"algorithm", "auto|one_shot|two_shot|pipeline"},
+                          {"weight_bias", "0|1"},
+                          {"x", "memory|arena"},
+                          {"how", "eager|graph"}};
+    cof_allreduce_rmsnorm_params *p = &c->params;
+    int which = 0, idx = 0;
+    while (which < N_CHOICES && strcmp(words[which].key, key))
+        which++;
+    if (which == N_CHOICES)
+        return COF_OK;
+    *known = true;
+    COF_TRY(cofi_bench_choice(key, value, words[which].choices, &idx));
+    switch (which) {
+    case VARIANT: p->variant = (cof_allreduce_variant)idx; break;
+    case ROUNDING: p->rounding = (cof_allreduce_rounding)idx; break;
+    case ALGORITHM: p->algorithm = (cof_allreduce_algorithm)idx; break;
+    case BIAS: p->weight_bias = idx; break;
+    case PLACE: c->in_arena = idx; break;
+    case HOW: c->is_graph = idx; break;
+    }
+    return COF_OK;
+}
+
+static cof_status read_eps(const char *value, float *eps)
+{
+    char *end;
+    *eps = strtof(value, &end);
+    COF_FAIL_IF(end == value || *end || !(*eps >= 0), COF_ERR_INVALID,
+                "eps = \"%s\": wanted a number of at least 0", value);
+    return COF_OK;
+}
+
+static cof_status read_word(void *arg, const char *key, const char *value)
+{
+    struct bench_case *c = arg;
+    bool known = false;
+    if (!strcmp(key, "dtype"))
+        return cofi_bench_dtype(key, value, &c->params.dtype);
+    if (!strcmp(key, "weight"))
+        return cofi_bench_dtype(key, value, &c->params.weight_dtype);
+    if (!strcmp(key, "eps"))
+        return read_eps(value, &c->params.eps);
+    /* A describe line says what the plan made of its params. */
+    if (!strcmp(key, "part") || (!strcmp(key, "one_shot_bytes") && !strcmp(value, "all")))
+        return COF_OK;
+    COF_TRY(read_number(c, key, value, &known));
+    if (!known)
+        COF_TRY(read_choice(c, key, value, &known));
+    COF_FAIL_IF(!known, COF_ERR_INVALID,
+                "word \"%s=%s\": wanted one of T, H, dtype, weight, max_tokens, variant, rounding, "
+                "eps, weight_bias, algorithm, one_shot_bytes, x, how, count", key, value);
+    return COF_OK;
+}
+
+static cof_status read_case(const char *line, struct bench_case *c)
+{
+    *c = (struct bench_case){.params = COF_ALLREDUCE_RMSNORM_PARAMS_INIT, .count = COUNT};
+    cof_allreduce_rmsnorm_params *p = &c->params;
+    p->dtype = COF_BF16;
+    p->eps = -1;
+    COF_TRY(cofi_bench_words(line, read_word, c));
+    c->n_tokens = c->n_tokens ? c->n_tokens : p->max_tokens;
+    p->max_tokens = p->max_tokens ? p->max_tokens : c->n_tokens;
+    COF_FAIL_IF(!c->n_tokens || !p->hidden, COF_ERR_INVALID, "%s is missing: wanted T and H",
+                c->n_tokens ? "H" : "T");
+    COF_FAIL_IF(c->n_tokens > MAX_BENCH_TOKENS || p->hidden > MAX_BENCH_TOKENS, COF_ERR_INVALID,
+                "T = %lld, H = %lld: wanted at most %lld", (long long)c->n_tokens,
+                (long long)p->hidden, (long long)MAX_BENCH_TOKENS);
+    COF_FAIL_IF(c->count > MAX_COUNT, COF_ERR_INVALID, "count = %lld: wanted at most %d",
+                (long long)c->count, MAX_COUNT);
+    if (p->eps < 0)
+        p->eps = p->variant == COF_ALLREDUCE_ONLY ? 0 : 1e-5f;
+    return COF_OK;
+}
+
+static bool has_tensor(const struct bench_case *c, int which)
+{
+    return which == RESIDUAL   ? c->params.variant == COF_ALLREDUCE_RESIDUAL_NORM
+           : which == NORM_OUT ? c->params.variant != COF_ALLREDUCE_ONLY
+                               : which != RESIDUAL_OUT || c->params.variant != COF_ALLREDUCE_NORM;
+}
+
+/* Of x, or any other tensor of a call on one rank. */
+static size_t tensor_bytes(const struct bench_case *c)
+{
+    return (size_t)(c->n_tokens * c->params.hidden * cofi_dtype_bytes(c->params.dtype));
+}
+
+static size_t set_bytes(const struct bench_case *c)
+{
+    size_t n = 0;
+    for (int which = 0; which < N_TENSORS; which++)
+        n += has_tensor(c, which) ? tensor_bytes(c) : 0;
+    return n;
+}
+
+/* x to all others in one hop; in two hops, to the owners of the rows and from them. AUTO: what is
+ * fewer. */
+static double wire_bytes(const struct bench_case *c, int n_ranks)
+{
+    double others = n_ranks - 1, x = (double)tensor_bytes(c);
+    double one = others * n_ranks * x, two = 2 * others * x;
+    switch (c->params.algorithm) {
+    case COF_ALLREDUCE_AUTO: return one < two ? one : two;
+    case COF_ALLREDUCE_TWO_SHOT: return two;
+    default: return one;
+    }
+}
+
+static cof_status size_case(const char *line, int n_ranks, struct cofi_bench_size *size_out)
+{
+    struct bench_case c;
+    COF_TRY(read_case(line, &c));
+    *size_out = (struct cofi_bench_size){
+        .n_directions = 1,
+        .set_bytes = (size_t)n_ranks * set_bytes(&c),
+        .wire_bytes = {wire_bytes(&c, n_ranks)},
+        .n_flows = n_ranks,
+    };
+    return COF_OK;
+}
+
+/* ---- tensors -------------------------------------------------------------------------------- */
+
+static cof_status open_memory(struct allreduce_bench *b, size_t bytes, char **data_out)
+{
+    void *data = NULL;
+    if (b->device)
+        COF_TRY(b->device->memory_open(b->job.world, bytes, &data));
+    else
+        data = aligned_alloc(128, (bytes + 127) / 128 * 128);
+    COF_FAIL_IF(!data, COF_ERR_NOMEM, "bench: no memory for %zu bytes", bytes);
+    *data_out = data;
+    return COF_OK;
+}
+
+static void close_memory(struct allreduce_bench *b, char *data)
+{
+    if (b->device)
+        b->device->memory_close(b->job.world, data);
+    else
+        free(data);
+}
+
+/* Normal numbers, from another place in `values` for every tensor. */
+static cof_status fill(struct allreduce_bench *b, const char *values, size_t element,
+                       uint64_t tensor, char *to, size_t bytes)
+{
+    size_t table = N_VALUES * element;
+    size_t at = cofi_check_random(2, 0, tensor) % N_VALUES * element;
+    char *host = b->device ? malloc(bytes) : to;
+    COF_FAIL_IF(!host, COF_ERR_NOMEM, "bench: no memory for %zu bytes", bytes);
+    for (size_t done = 0; done < bytes; at = 0) {
+        size_t left = bytes - done, n = table - at < left ? table - at : left;
+        memcpy(host + done, values + at, n);
+        done += n;
+    }
+    cof_status status = COF_OK;
+    if (b->device) {
+        status = b->device->copy(b->job.world, to, host, bytes);
+        free(host);
+    }
+    return status;
+}
+
+/* Slots from tensor number `tensor` on; the same numbers are the same data. */
+static cof_status fill_all(struct allreduce_bench *b, cof_dtype dtype, uint64_t tensor, char *to,
+                           size_t slot_bytes, int n_slots)
+{
+    size_t element = (size_t)cofi_dtype_bytes(dtype);
+    char *values = malloc(N_VALUES * element);
+    COF_FAIL_IF(!values, COF_ERR_NOMEM, "bench: no memory");
+    for (int64_t i = 0; i < N_VALUES; i++)
+        cofi_check_store(values, dtype, i, cofi_check_normal(1, 0, (uint64_t)i));
+    cof_status status = COF_OK;
+    for (int s = 0; s < n_slots && status == COF_OK; s++)
+        status = fill(b, values, element, tensor + (uint64_t)s, to + (size_t)s * slot_bytes,
+                      slot_bytes);
+    free(values);
+    return status;
+}
+
+static cof_status open_arena(struct allreduce_bench *b)
+{
+    cof_workspace_sizes sizes = COF_WORKSPACE_SIZES_INIT;
+    cof_arena_pointers view = COF_ARENA_POINTERS_INIT;
+    size_t bytes = (size_t)b->n_slots * tensor_bytes(&b->c);
+    COF_TRY(cof_allreduce_rmsnorm_workspace(b->job.team, &b->c.params, &sizes));
+    COF_TRY(cof_arena_create(b->job.team, sizes.symmetric + sizes.words + bytes + 128, 0,
+                             &b->arena));
+    COF_TRY(cof_arena_alloc(b->arena, bytes, &b->x_offset));
+    COF_TRY(cof_arena_view(b->arena, &view));
+    b->data[X] = (char *)view.base[b->job.rank] + b->x_offset;
+    return COF_OK;
+}
+
+static cof_status open_tensors(struct allreduce_bench *b)
+{
+    const cof_allreduce_rmsnorm_params *p = &b->c.params;
+    cof_dtype weight = p->weight_dtype.bits ? p->weight_dtype : p->dtype;
+    size_t weight_bytes = (size_t)(p->hidden * cofi_dtype_bytes(weight));
+    size_t bytes = tensor_bytes(&b->c);
+    if (b->c.in_arena)
+        COF_TRY(open_arena(b));
+    for (int which = 0; which < N_TENSORS; which++)
+        if (has_tensor(&b->c, which) && !b->data[which])
+            COF_TRY(open_memory(b, (size_t)b->n_slots * bytes, &b->data[which]));
+    COF_TRY(open_memory(b, weight_bytes, &b->weight));
+    COF_TRY(fill_all(b, weight, 0, b->weight, weight_bytes, 1));
+    COF_TRY(fill_all(b, p->dtype, (uint64_t)(2 + b->job.rank) * MAX_COUNT, b->data[X], bytes,
+                     b->n_slots));
+    if (b->data[RESIDUAL])
+        COF_TRY(fill_all(b, p->dtype, MAX_COUNT, b->data[RESIDUAL], bytes, b->n_slots));
+    if (!b->device)
+        return COF_OK;
+    COF_TRY(b->device->timer_open(b->job.world, &b->timer));
+    return cof_stream_create(b->job.world, 0, &b->stream);
+}
+
+/* ---- calls ---------------------------------------------------------------------------------- */
+
+static const cof_tensor *view(const struct allreduce_bench *b, int which, int slot,
+                              cof_shape *shape, cof_tensor *tensor)
+{
+    if (!b->data[which])
+        return NULL;
+    *shape = (cof_shape){{b->c.n_tokens, b->c.params.hidden}};
+    *tensor = cof_tensor_make(b->data[which] + (size_t)slot * tensor_bytes(&b->c),
+                              cofi_check_memory_device(b->job.world), b->c.params.dtype, 2, shape);
+    return tensor;
+}
+
+static cof_status run(void *bench, cof_plan *plan, int direction, int slot, cof_stream stream)
+{
+    (void)direction;
+    struct allreduce_bench *b = bench;
+    const cof_allreduce_rmsnorm_params *p = &b->c.params;
+    cof_shape shape[N_TENSORS], hidden = {{p->hidden}};
+    cof_tensor tensor[N_TENSORS];
+    cof_tensor weight = cof_tensor_make(b->weight, cofi_check_memory_device(b->job.world),
+                                        p->weight_dtype.bits ? p->weight_dtype : p->dtype, 1,
+                                        &hidden);
+    cof_allreduce_rmsnorm_args args = COF_ALLREDUCE_RMSNORM_ARGS_INIT;
+    args.x = view(b, X, slot, &shape[X], &tensor[X]);
+    args.residual = view(b, RESIDUAL, slot, &shape[RESIDUAL], &tensor[RESIDUAL]);
+    args.weight = p->variant == COF_ALLREDUCE_ONLY ? NULL : &weight;
+    args.residual_out = view(b, RESIDUAL_OUT, slot, &shape[RESIDUAL_OUT], &tensor[RESIDUAL_OUT]);
+    args.norm_out = view(b, NORM_OUT, slot, &shape[NORM_OUT], &tensor[NORM_OUT]);
+    if (b->c.in_arena)
+        args.x_source = COF_IN_ARENA(b->x_offset + (size_t)slot * tensor_bytes(&b->c));
+    return cof_allreduce_rmsnorm_run(plan, &args, stream);
+}
+
+static cof_status enqueue_calls(void *arg, cof_stream stream)
+{
+    struct allreduce_bench *b = arg;
+    for (int64_t i = 0; i < b->c.count; i++)
+        COF_TRY(run(b, b->plan, 0, (int)(i % b->n_slots), stream));
+    return COF_OK;
+}
+
+static cof_status replay_calls(void *arg, cof_stream stream)
+{
+    struct allreduce_bench *b = arg;
+    return b->device->replay(b->job.world, b->graph, stream);
+}
+
+static cof_status capture(struct allreduce_bench *b)
+{
+    const struct cofi_check_work calls = {enqueue_calls, b};
+    b->device->release(b->job.world, b->graph);
+    b->graph = NULL;
+    COF_TRY(b->device->capture(b->job.world, &calls, b->stream, &b->graph));
+    b->graph_plan = b->plan;
+    return cof_team_barrier(b->job.team);
+}
+
+/* The ranks meet in calls before, which keep the device busy until the timed ones are enqueued. */
+static cof_status time_on_device(struct allreduce_bench *b, double *seconds)
+{
+    const struct cofi_check_work work = {b->c.is_graph ? replay_calls : enqueue_calls, b};
+    if (b->c.is_graph && b->graph_plan != b->plan)
+        COF_TRY(capture(b));
+    COF_TRY(work.fn(b, b->stream));
+    COF_TRY(b->device->time(b->job.world, b->timer, &work, b->stream, seconds));
+    *seconds /= (double)b->c.count;
+    return cof_team_query(b->job.team);
+}
+
+static cof_status time_call(void *bench, int direction, int set, double *seconds)
+{
+    struct allreduce_bench *b = bench;
+    if (b->device)
+        return time_on_device(b, seconds);
+    int64_t begin = cofi_now();
+    COF_TRY(run(b, b->plan, direction, set, COF_STREAM_NOW));
+    *seconds = (double)(cofi_now() - begin) * 1e-9;
+    return COF_OK;
+}
+
+/* ---- a rank --------------------------------------------------------------------------------- */
+
+static void destroy(void *bench)
+{
+    struct allreduce_bench *b = bench;
+    if (!b)
+        return;
+    if (b->device) {
+        b->device->release(b->job.world, b->graph);
+        b->device->timer_close(b->job.world, b->timer);
+        cof_stream_destroy(b->stream);
+    }
+    for (int which = 0; which < N_TENSORS; which++)
+        if (which != X || !b->c.in_arena)
+            close_memory(b, b->data[which]);
+    close_memory(b, b->weight);
+    cof_arena_destroy(b->arena);
+    free(b);
+}
+
+/* What the plan will refuse is refused before memory is taken for its tensors. */
+static cof_status check_case(const struct allreduce_bench *b)
+{
+    cof_workspace_sizes sizes = COF_WORKSPACE_SIZES_INIT;
+    COF_FAIL_IF(b->c.is_graph && !b->device, COF_ERR_UNSUPPORTED,
+                "how = graph: wanted eager on the CPU");
+    COF_TRY(cof_allreduce_rmsnorm_workspace(b->job.team, &b->c.params, &sizes));
+    return b->device ? COF_OK
+                     : cofi_memory_check((size_t)b->n_slots * set_bytes(&b->c) + sizes.local +
+                                         sizes.symmetric);
+}
+
+static int count_slots(const struct allreduce_bench *b, int n_sets)
+{
+    if (!b->device)
+        return n_sets;
+    int64_t n = CACHED_BYTES / (int64_t)set_bytes(&b->c) + MIN_SLOTS;
+    return (int)(n > b->c.count ? b->c.count : n);
+}
+
+static cof_status create(struct cofi_job *job, const char *line, int n_sets, void **bench_out)
+{
+    struct allreduce_bench *b = calloc(1, sizeof *b);
+    COF_FAIL_IF(!b, COF_ERR_NOMEM, "bench: no memory");
+    *b = (struct allreduce_bench){.job = *job, .device = cofi_check_device(job->world)};
+    cof_status status = read_case(line, &b->c);
+    if (status == COF_OK) {
+        b->n_slots = count_slots(b, n_sets);
+        status = check_case(b);
+    }
+    if (status == COF_OK)
+        status = open_tensors(b);
+    if (status == COF_OK)
+        *bench_out = b;
+    else
+        destroy(b);
+    return status;
+}
+
+static cof_status make_plan(void *bench, cof_plan **plan_out)
+{
+    struct allreduce_bench *b = bench;
+    cof_status status = cof_allreduce_rmsnorm_plan_create(b->job.team, &b->c.params, b->arena,
+                                                          plan_out);
+    b->plan = status == COF_OK ? *plan_out : NULL;
+    b->graph_plan = NULL;
+    return status;
+}
+
+extern const struct cofi_op_bench cofi_allreduce_rmsnorm_bench;
+const struct cofi_op_bench cofi_allreduce_rmsnorm_bench = {
+    .shapes = cofi_bench_shapes_allreduce_rmsnorm,
+    .cuda_shapes = cofi_bench_shapes_allreduce_rmsnorm_cuda,
+    .directions = {"run"},
+    .size = size_case,
+    .create = create,
+    .make_plan = make_plan,
+    .run = run,
+    .time = time_call,
+    .destroy = destroy,
+};
