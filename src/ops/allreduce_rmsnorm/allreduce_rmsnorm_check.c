@@ -191,14 +191,16 @@ static cof_status open_arena(struct run *run, int first, int n, struct cofi_chec
     }
     if (run->c.in_arena)
         sum += (size_t)run->c.n_sets * (cofi_check_memory_span(tensor_bytes(run, &t)) + 128);
-    return cofi_check_arena_open(run->job, run->job->team, most + sum, 0, 0, arena_out);
+    return cofi_check_arena_open(run->job, run->job->team, most + sum, 0, run->c.first_epoch,
+                                 arena_out);
 }
 
 static cof_status open_arenas(struct run *run)
 {
     if (run->c.plans == COFI_ARN_SHARED || run->c.in_arena)
         return open_arena(run, 0, run->n_plans, &run->arena[0]);
-    for (int i = 0; run->job->attach && i < run->n_plans; i++)
+    bool is_own = run->job->attach || run->c.first_epoch != 1;
+    for (int i = 0; is_own && i < run->n_plans; i++)
         COF_TRY(open_arena(run, i, 1, &run->arena[i]));
     return COF_OK;
 }
@@ -466,7 +468,8 @@ static int64_t count_calls(const struct run *run)
     const struct cofi_runtime_device *device = cofi_runtime_device(run->job->world);
     int n_turns = device ? device->n_turns(run->job->world) : 1;
     int64_t most = COFI_ARN_MAX_SETS + 400 / (n_turns * n_turns);
-    return n_turns > 1 && run->c.n_calls > most ? most : run->c.n_calls;
+    int64_t n = n_turns > 1 && run->c.n_calls > most ? most : run->c.n_calls;
+    return run->c.is_captured ? n - n % run->c.n_sets : n; /* a graph is a whole round */
 }
 
 static cof_status capture(struct run *run)
