@@ -132,6 +132,8 @@ fi
 # The long ones first.
 run ci/models 600 ci/check_models.sh
 run check/shm 500 build/cofuse check attention grad_return --ranks 1,2,3,4
+run check/allreduce_rmsnorm 500 build/cofuse check allreduce_rmsnorm --ranks 1,2,3,4,6,8
+run check/allreduce_rmsnorm_16 300 build/cofuse check 'allreduce_rmsnorm*h=64 *' --ranks 16
 for engine in shm thread attach; do
     run "check/runtime_$engine" 300 build/cofuse check runtime --engine $engine --ranks 1,2,3,4
     run "check/runtime_${engine}_staged" 300 env COFUSE_FORCE_STAGED=1 \
@@ -158,7 +160,9 @@ for script in tests/scenario_*.sh; do
 done
 
 # Small cases in the other ways to run.
-small=('attention*s=? *' 'attention*s=129 ' 'grad_return*s=? *' 'grad_return*s=129 ')
+small=('attention*s=? *' 'attention*s=129 ' 'grad_return*s=? *' 'grad_return*s=129 '
+    'allreduce_rmsnorm*h=? *' 'allreduce_rmsnorm*h=64 *' 'allreduce_rmsnorm*h=257 *'
+    'allreduce_rmsnorm*h=1000 *')
 run check/thread 300 build/cofuse check --engine thread --ranks 3 "${small[@]}"
 run check/attach 300 build/cofuse check --engine attach --ranks 2 "${small[@]}"
 run check/staged 300 env COFUSE_FORCE_STAGED=1 build/cofuse check --ranks 3 "${small[@]}"
@@ -174,8 +178,8 @@ export ASAN_OPTIONS=abort_on_error=0:detect_stack_use_after_return=1
 export UBSAN_OPTIONS=print_stacktrace=1
 export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
 
-one_thread='attention_args|attention_cpu|attention_ref|bench|core|dlpack|gemm|grad_return_args'
-one_thread+='|layout|memory|npy|pin|safetensors|vec'
+one_thread='allreduce_rmsnorm_ref|attention_args|attention_cpu|attention_ref|bench'
+one_thread+='|check_memory|core|dlpack|gemm|grad_return_args|layout|memory|npy|pin|safetensors|vec'
 
 for preset in "${presets[@]}"; do
     built "$preset" || continue
@@ -194,11 +198,12 @@ for preset in "${presets[@]}"; do
     tsan)
         run tsan/check 400 "${fixed_addresses[@]}" build/tsan/cofuse check \
             --engine thread --ranks 2,3 'attention*s=7 ' 'attention*s=129 *heads=1:1*' \
-            'grad_return*s=1 ' runtime
+            'grad_return*s=1 ' 'allreduce_rmsnorm*h=8 *' 'allreduce_rmsnorm*h=257 *' runtime
         ;;
     *)
         run "$preset/check" 400 "build/$preset/cofuse" check --ranks 3 'attention*s=? *' \
-            'attention*s=129 ' 'grad_return*s=? *' runtime
+            'attention*s=129 ' 'grad_return*s=? *' 'allreduce_rmsnorm*h=8 *' \
+            'allreduce_rmsnorm*h=257 *' 'allreduce_rmsnorm*layout=odd*' runtime
         ;;
     esac
 done

@@ -66,7 +66,8 @@ static void make_special(const struct cofi_arn_source *s, uint64_t key, int64_t 
     uint64_t mask = exponent_mask(dtype);
     make_normal(key, dtype, s->c->params.hidden, dst);
     if (kind == ONE_NAN && has_nan)
-        store_bits(dst, dtype, (int64_t)(key % (uint64_t)s->c->params.hidden), mask | key >> 40 | 1);
+        store_bits(dst, dtype, (int64_t)(key % (uint64_t)s->c->params.hidden),
+                   mask | key >> 40 | 1);
     for (int64_t h = 0; kind >= SUBNORMAL && h < s->c->params.hidden; h++) {
         uint64_t bits = cofi_check_random(key, 1, (uint64_t)h);
         if (kind == SUBNORMAL || (kind == ANY_FINITE && (bits & mask) == mask))

@@ -4,6 +4,7 @@
 #include "ops/allreduce_rmsnorm/allreduce_rmsnorm_ref.h"
 
 #include <math.h>
+#include <string.h>
 
 #include "core/tensor.h"
 #include "ops/check.h"
@@ -11,11 +12,16 @@
 
 enum { SEGMENT = 256 };
 
+static float load(const void *row, cof_dtype dtype, int64_t h)
+{
+    return cofi_check_elem_load(row, cofi_elem_of(dtype), h);
+}
+
 static float weight_at(const struct cofi_arn_ref *ref, int64_t h)
 {
     const cof_allreduce_rmsnorm_params *p = ref->params;
     cof_dtype dtype = p->weight_dtype.bits ? p->weight_dtype : p->dtype;
-    float weight = cofi_check_load(ref->weight, dtype, h);
+    float weight = load(ref->weight, dtype, h);
     return p->weight_bias ? weight + 1.0f : weight;
 }
 
@@ -45,9 +51,9 @@ static float rounded(float value, cof_dtype dtype)
 /* reduced = x_0 + x_1 + ... + x_{P-1} */
 static float reduce(const struct cofi_arn_ref *ref, int64_t h)
 {
-    float reduced = cofi_check_load(ref->x[0], ref->params->dtype, h);
+    float reduced = load(ref->x[0], ref->params->dtype, h);
     for (int r = 1; r < ref->n_ranks; r++)
-        reduced = reduced + cofi_check_load(ref->x[r], ref->params->dtype, h);
+        reduced = reduced + load(ref->x[r], ref->params->dtype, h);
     return reduced;
 }
 
@@ -61,7 +67,7 @@ static float z_at(const struct cofi_arn_ref *ref, int64_t h)
     z = rounds ? rounded(z, dtype) : z;
     if (ref->params->variant != COF_ALLREDUCE_RESIDUAL_NORM)
         return z;
-    z = z + cofi_check_load(ref->residual, dtype, h);
+    z = z + load(ref->residual, dtype, h);
     return rounds ? rounded(z, dtype) : z;
 }
 
@@ -120,9 +126,9 @@ struct near {
 /* Rounded to the type, and what the slack can make of it. */
 static struct near round_near(struct near x, cof_dtype dtype)
 {
-    double value = cofi_check_rounded(x.value, dtype);
-    double above = cofi_check_rounded(x.value + x.slack, dtype) - value;
-    double below = value - cofi_check_rounded(x.value - x.slack, dtype);
+    double value = rounded((float)x.value, dtype);
+    double above = rounded((float)(x.value + x.slack), dtype) - value;
+    double below = value - rounded((float)(x.value - x.slack), dtype);
     return (struct near){value, fmax(above, below)};
 }
 
@@ -130,7 +136,7 @@ static struct near reduce_near(const struct cofi_arn_ref *ref, int64_t h)
 {
     double sum = 0, size = 0;
     for (int r = 0; r < ref->n_ranks; r++) {
-        double x = cofi_check_load(ref->x[r], ref->params->dtype, h);
+        double x = load(ref->x[r], ref->params->dtype, h);
         sum += x;
         size += fabs(x);
     }
@@ -146,7 +152,7 @@ static struct near z_near(const struct cofi_arn_ref *ref, int64_t h)
         return z;
     if (rounds)
         z = round_near(z, ref->params->dtype);
-    z.value += cofi_check_load(ref->residual, ref->params->dtype, h);
+    z.value += load(ref->residual, ref->params->dtype, h);
     z.slack += UNIT32 * (fabs(z.value) + z.slack);
     return z;
 }
@@ -198,7 +204,11 @@ static double ulp(double x, cof_dtype dtype)
 {
     bool is_half = cofi_elem_of(dtype) == COFI_ELEM_F16;
     double normal = fmax(fabs(x), is_half ? 0x1p-14 : 0x1p-126);
-    return ldexp(1, ilogb(normal) - (is_half ? 10 : 7));
+    uint64_t bits;
+    memcpy(&bits, &normal, sizeof bits);
+    bits = (bits & UINT64_C(0x7ff0000000000000)) - ((is_half ? UINT64_C(10) : UINT64_C(7)) << 52);
+    memcpy(&normal, &bits, sizeof normal); /* the power of 2 in it, so many places down */
+    return normal;
 }
 
 bool cofi_arn_ref_is_near(double ours, double exact, double slack, cof_dtype dtype)
