@@ -82,6 +82,7 @@ static const char *const listed[] = {
     /* in the arena, in the place of inputs, beside another plan */
     "h=1000 t=1:2:3:0 x=arena calls=12 delay=random",
     "h=1000 t=6:12:4 x=arena calls=12 delay=random algorithm=two_shot layout=odd",
+    "h=16384 t=16 x=arena algorithm=one_shot calls=100 dtype=f32",
     "h=1000 t=6:12:4 alias=both calls=12 delay=random",
     "h=1000 t=6:12:4 alias=both calls=12 delay=random algorithm=two_shot",
     "h=1000 t=6:12:4 plans=shared calls=12 delay=random",

@@ -175,6 +175,9 @@ static cof_status make_round(struct cofi_arn_run *run)
         COF_TRY(cofi_arn_prepare(run, (int)((run->first + i) % run->c.n_sets)));
     COF_TRY(run->graph ? replay_rounds(run) : enqueue_round(run));
     COF_TRY(sync_streams(run));
+    bool ends = run->first + run->n_in_round > run->c.n_calls - run->c.n_sets; /* x is inspected */
+    for (int64_t i = run->n_in_round; i-- > 0 && !ends;)
+        COF_TRY(cofi_arn_spoil_x(run, (int)((run->first + i) % run->c.n_sets)));
     for (int64_t i = 0; i < run->n_in_round; i++)
         COF_TRY(cofi_arn_inspect(run, run->first + i));
     return COF_OK;
