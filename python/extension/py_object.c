@@ -122,6 +122,24 @@ PyObject *cofi_py_is_open(PyObject *self, void *unused)
 
 /* ---- closing -------------------------------------------------------------------------------- */
 
+/* Until the calls on the caller's CUDA streams have run, which no queue of ours knows of. In a child
+ * of fork, where CUDA is not to be touched, there are none. */
+static void wait_for_callers_streams(struct cofi_py_object *plan)
+{
+    PyObject *handles = plan->below ? PyDict_Keys(plan->below) : NULL;
+    if (handles && cof_team_query(plan->team->team_handle) != COF_ERR_INVALID) {
+        for (Py_ssize_t i = 0; i < PyList_Size(handles); i++) {
+            cof_stream stream = {COF_STREAM_KIND_CUDA,
+                                 PyLong_AsVoidPtr(PyList_GetItem(handles, i))};
+            Py_BEGIN_ALLOW_THREADS
+            cof_stream_sync(stream);
+            Py_END_ALLOW_THREADS
+        }
+    }
+    Py_XDECREF(handles);
+    PyErr_Clear();
+}
+
 /* Lets go of the handle. The stream's threads end after the queued calls have run. */
 static void destroy_handle(struct cofi_py_object *o)
 {
@@ -133,6 +151,7 @@ static void destroy_handle(struct cofi_py_object *o)
         cofi_py_hold_release(o);
         break;
     case COFI_PY_PLAN:
+        wait_for_callers_streams(o);
         cof_plan_destroy(o->plan_handle);
         break;
     case COFI_PY_ARENA:
@@ -272,7 +291,9 @@ int cofi_py_traverse(PyObject *self, visitproc visit, void *arg)
  * that what is below goes first. */
 int cofi_py_clear(PyObject *self)
 {
-    Py_CLEAR(((struct cofi_py_object *)self)->below);
+    struct cofi_py_object *o = (struct cofi_py_object *)self;
+    if (o->kind != COFI_PY_PLAN) /* its end waits for these streams */
+        Py_CLEAR(o->below);
     return 0;
 }
 
@@ -285,11 +306,13 @@ void cofi_py_dealloc(PyObject *self)
     PyErr_Fetch(&error_type, &error, &trace);
     if (o->kind != COFI_PY_WORLD)
         unlink_from_world(o);
-    Py_CLEAR(o->below);
+    if (o->kind != COFI_PY_PLAN)
+        Py_CLEAR(o->below);
     if (o->is_open) {
         o->is_open = false;
         destroy_handle(o);
     }
+    Py_CLEAR(o->below);
     free(o->held);
     Py_CLEAR(o->arena);
     Py_CLEAR(o->team);

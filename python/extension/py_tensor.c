@@ -44,16 +44,21 @@ struct known {
 static struct known known_types[N_KNOWN];
 static int next_known;
 
-static PyObject *dlpack_text, *exchange_text, *requires_grad_text, *no_args, *versioned_keywords;
+static PyObject *dlpack_text, *device_text, *exchange_text, *requires_grad_text, *no_args;
+/* Without a stream, which NumPy wants, and of devices: no order is made, the call has its stream. */
+static PyObject *versioned_keywords, *unordered_keywords;
 
 bool cofi_py_tensors_init(void)
 {
     dlpack_text = PyUnicode_InternFromString("__dlpack__");
+    device_text = PyUnicode_InternFromString("__dlpack_device__");
     exchange_text = PyUnicode_InternFromString("__dlpack_c_exchange_api__");
     requires_grad_text = PyUnicode_InternFromString("requires_grad");
     no_args = PyTuple_New(0);
     versioned_keywords = Py_BuildValue("{s:(ii)}", "max_version", 1, 0);
-    return dlpack_text && exchange_text && requires_grad_text && no_args && versioned_keywords;
+    unordered_keywords = Py_BuildValue("{s:(ii),s:i}", "max_version", 1, 0, "stream", -1);
+    return dlpack_text && device_text && exchange_text && requires_grad_text && no_args &&
+           versioned_keywords && unordered_keywords;
 }
 
 static const struct exchange *find_exchange(PyTypeObject *type)
@@ -164,6 +169,19 @@ static bool explain(const char *name)
     return false;
 }
 
+static bool is_on_device(PyObject *object)
+{
+    PyObject *method = PyObject_GetAttr(object, device_text);
+    PyObject *pair = method ? PyObject_CallObject(method, NULL) : NULL;
+    PyObject *type = pair ? PySequence_GetItem(pair, 0) : NULL;
+    bool is = type && PyLong_AsLong(type) == COF_DEVICE_CUDA;
+    Py_XDECREF(type);
+    Py_XDECREF(pair);
+    Py_XDECREF(method);
+    PyErr_Clear();
+    return is;
+}
+
 static PyObject *call_dlpack(PyObject *object, PyTypeObject *type, const char *name)
 {
     PyObject *method = PyObject_GetAttr(object, dlpack_text);
@@ -172,10 +190,11 @@ static PyObject *call_dlpack(PyObject *object, PyTypeObject *type, const char *n
         PyErr_Format(PyExc_TypeError, "%s: %R is no tensor (it has no __dlpack__)", name, type);
         return NULL;
     }
+    PyObject *keywords = is_on_device(object) ? unordered_keywords : versioned_keywords;
     struct known *known = know(type);
     PyObject *capsule = NULL;
     if (!known->is_unversioned) {
-        capsule = PyObject_Call(method, no_args, versioned_keywords);
+        capsule = PyObject_Call(method, no_args, keywords);
         if (!capsule && PyErr_ExceptionMatches(PyExc_TypeError)) {
             PyErr_Clear(); /* older than DLPack 1.0, most likely: without, it says what is wrong */
             know(type)->is_unversioned = true;
