@@ -10,13 +10,19 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 site=${1:-build/site}
-cmake -S . -B build/python -G Ninja --log-level=ERROR -DCMAKE_BUILD_TYPE=Release \
-    -DCOFUSE_PYTHON=ON -DPython_EXECUTABLE="$(command -v "${PYTHON:-python3}")"
-log=build/python/build.log
-cmake --build build/python >"$log" 2>&1 || {
+log=build/python.log
+
+build() {
+    cmake -S . -B build/python -G Ninja -DCMAKE_BUILD_TYPE=Release -DCOFUSE_PYTHON=ON \
+        -DPython_EXECUTABLE="$(command -v "${PYTHON:-python3}")" &&
+        cmake --build build/python &&
+        cmake --install build/python --prefix "$site" --strip
+}
+
+mkdir -p build
+if ! build >"$log" 2>&1; then
     cat "$log"
     exit 1
-}
-cmake --install build/python --prefix "$site" --strip >/dev/null
+fi
 cp python/cofuse/*.py python/cofuse/*.pyi python/cofuse/py.typed "$site/cofuse/"
 echo "PYTHONPATH=$(realpath "$site")"
