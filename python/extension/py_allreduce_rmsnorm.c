@@ -98,11 +98,11 @@ static PyMethodDef methods[] = {
     {"run", COFI_PY_KEYWORDS(allreduce_rmsnorm_run),
      "run(x, residual=None, weight=None, residual_out=None, norm_out=None, x_source=None,\n"
      "    stream=None)\n\n"
-     "residual_out = x summed over the ranks + residual, norm_out = RMSNorm of it by weight; every\n"
-     "rank of the team calls it with as many rows. All [T, H] (or more dims before H), weight [H];\n"
-     "residual_out may be residual and norm_out may be x. x_source: offset of x in the plan's\n"
-     "arena, where x lies there. On CUDA devices a stream is named, as\n"
-     "torch.cuda.current_stream(), and work on it goes on when the call returns."},
+     "residual_out = x summed over the ranks + residual, norm_out = RMSNorm of it by weight;\n"
+     "every rank of the team calls it with as many rows. All [T, H] (or more dims before H),\n"
+     "weight [H]; residual_out may be residual and norm_out may be x. x_source: offset of x in\n"
+     "the plan's arena, where x lies there. On CUDA devices a stream is named, as\n"
+     "torch.cuda.current_stream(), and the call returns before its work is done."},
     COFI_PY_PLAN_DESTROY,
     {NULL, NULL, 0, NULL},
 };
@@ -113,8 +113,8 @@ static PyType_Slot slots[] = {
     {Py_tp_methods, methods},
     {Py_tp_getset, getters},
     {Py_tp_doc,
-     "AllreduceRmsnormPlan(team, *, dtype, hidden, max_tokens, variant=\"residual_norm\", eps=0.0,\n"
-     "                     weight_dtype=None, weight_bias=0, rounding=\"match_unfused\",\n"
+     "AllreduceRmsnormPlan(team, *, dtype, hidden, max_tokens, variant=\"residual_norm\",\n"
+     "                     eps=0.0, weight_dtype=None, weight_bias=0, rounding=\"match_unfused\",\n"
      "                     algorithm=\"auto\", one_shot_bytes=0, max_ctas=0, arena=None)\n\n"
      "All-reduce, residual and RMSNorm for rows of `hidden` elements; the number of rows is free\n"
      "per call. Collective."},

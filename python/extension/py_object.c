@@ -122,8 +122,8 @@ PyObject *cofi_py_is_open(PyObject *self, void *unused)
 
 /* ---- closing -------------------------------------------------------------------------------- */
 
-/* Until the calls on the caller's CUDA streams have run, which no queue of ours knows of. In a child
- * of fork, where CUDA is not to be touched, there are none. */
+/* Until the calls on the caller's CUDA streams have run, which no queue of ours knows of. A child
+ * of fork, where CUDA is not to be touched, has none. */
 static void wait_for_callers_streams(struct cofi_py_object *plan)
 {
     PyObject *handles = plan->below ? PyDict_Keys(plan->below) : NULL;

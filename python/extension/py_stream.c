@@ -59,8 +59,8 @@ static bool is_of_device(const struct cofi_py_object *s)
     return s->stream_handle.kind == COF_STREAM_KIND_CUDA;
 }
 
-/* The end of what has been queued. A CUDA stream tells nothing of how far it is, so there calls are
- * just counted, and what they need is kept until somebody waits for the stream. */
+/* The end of what has been queued. A CUDA stream does not tell how far it is: there calls are just
+ * counted, and what they need is kept until somebody waits for the stream. */
 static cof_status sequence_of(const struct cofi_py_object *s, uint64_t *sequence_out)
 {
     cof_event event;
@@ -143,8 +143,9 @@ bool cofi_py_cuda_stream(PyObject *object, void **handle_out)
         *handle_out = PyLong_AsVoidPtr(handle);
     else if (!PyErr_Occurred())
         PyErr_Format(PyExc_TypeError,
-                     "stream: %R, wanted a cofuse.Stream, a CUDA stream (with an int `cuda_stream`, "
-                     "as torch.cuda.current_stream(), or `__cuda_stream__`), None or \"now\"",
+                     "stream: %R, wanted a cofuse.Stream, a CUDA stream (with an int "
+                     "`cuda_stream`, as torch.cuda.current_stream(), or `__cuda_stream__`), None "
+                     "or \"now\"",
                      object);
     Py_XDECREF(handle);
     return found && !PyErr_Occurred();
@@ -299,8 +300,8 @@ static PyType_Slot stream_slots[] = {
     {Py_tp_methods, stream_methods},
     {Py_tp_getset, stream_getters},
     {Py_tp_doc, "Stream(world, n_threads=0)\n\nAn in-order queue of calls with threads of its own "
-                "(0: the world's number); on a world of CUDA devices a CUDA stream, which keeps the "
-                "tensors of its calls until sync()."},
+                "(0: the world's number); on a world of CUDA devices a CUDA stream, which keeps "
+                "the tensors of its calls until sync()."},
     {0, NULL},
 };
 PyType_Spec cofi_py_stream_spec = {"cofuse.Stream", sizeof(struct cofi_py_object), 0,

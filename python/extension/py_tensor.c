@@ -45,7 +45,8 @@ static struct known known_types[N_KNOWN];
 static int next_known;
 
 static PyObject *dlpack_text, *device_text, *exchange_text, *requires_grad_text, *no_args;
-/* Without a stream, which NumPy wants, and of devices: no order is made, the call has its stream. */
+/* The first has no stream, as NumPy wants it. The second is for devices: a stream of -1 makes no
+ * order between streams, of which the call names its own. */
 static PyObject *versioned_keywords, *unordered_keywords;
 
 bool cofi_py_tensors_init(void)

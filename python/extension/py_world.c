@@ -259,7 +259,8 @@ static PyMethodDef world_methods[] = {
 static PyGetSetDef world_getters[] = {
     {"rank", world_rank, NULL, "This rank, 0 .. size-1.", NULL},
     {"size", world_size, NULL, "Number of ranks.", NULL},
-    {"engine", world_engine, NULL, "How ranks share memory: \"thread\", \"shm\" or \"cuda\".", NULL},
+    {"engine", world_engine, NULL, "How ranks share memory: \"thread\", \"shm\", \"cuda\".",
+     NULL},
     {"device", world_device, NULL, "The CUDA device, as this process numbers it; None on CPUs.",
      NULL},
     {"team", world_team, NULL, "The team of all ranks, in order.", NULL},
@@ -272,8 +273,9 @@ static PyType_Slot world_slots[] = {
     {Py_tp_methods, world_methods},
     {Py_tp_getset, world_getters},
     {Py_tp_doc, "World(*, rank=0, size=0, job=None, engine=None, n_threads=0, init_timeout=0, "
-                "run_timeout=0, allgather=None, device=None, max_ctas=0)\n\nMembership of a job; cofuse.init() makes it. "
-                "With size = 0 the environment says which rank of which job this is."},
+                "run_timeout=0, allgather=None, device=None, max_ctas=0)\n\nMembership of a "
+                "job; cofuse.init() makes it. With size = 0 the environment says which rank of "
+                "which job this is."},
     {0, NULL},
 };
 PyType_Spec cofi_py_world_spec = {"cofuse.World", sizeof(struct cofi_py_object), 0, COFI_PY_FLAGS,
