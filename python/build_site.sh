@@ -2,9 +2,9 @@
 # SPDX-FileCopyrightText: The Cofuse authors
 # SPDX-License-Identifier: Apache-2.0
 #
-# python/build_site.sh [FOLDER]: the package without pip, in FOLDER/cofuse (default: build/site), for
-# PYTHONPATH=FOLDER. It runs on every Python from 3.9 on, also where neither CMake nor a compiler
-# is, if the C library there is not older than the one here.
+# python/build_site.sh [FOLDER]: the package without pip, in FOLDER/cofuse (default: build/site),
+# for PYTHONPATH=FOLDER. It runs on every Python from 3.9 on, also where neither CMake nor a
+# compiler is, if the C library there is not older than the one here.
 #
 # PYTHON: an interpreter with headers, other than python3.
 set -euo pipefail

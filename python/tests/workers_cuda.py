@@ -115,6 +115,19 @@ def streams():
                 own.sync()
             torch.cuda.synchronize()
             case.check(x, residual)
+        case = Case(world, 64, hidden)
+        outputs = [torch.empty_like(case.inputs[0]) for _ in range(2)]
+        torch.cuda.synchronize()
+        with torch.cuda.stream(same):
+            torch.cuda._sleep(200_000_000)
+        plan.run(*case.inputs, *outputs[::-1], stream=own)
+        inputs, case.inputs = case.inputs, None
+        addresses = {t.data_ptr() for t in inputs}
+        del inputs
+        fresh = [torch.zeros(64, hidden, dtype=torch.bfloat16, device="cuda") for _ in range(8)]
+        assert not addresses & {t.data_ptr() for t in fresh}, "a queued call keeps its tensors"
+        own.destroy()  # after the work
+        case.check(*outputs)
         theirs.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(theirs):
             case = Case(world, 64, hidden)
