@@ -24,7 +24,7 @@ _compiled_add_norm = torch.compile(_add_norm)
 
 
 class Buffers:
-    """Sets of tensors that calls take in turn, x in symmetric memory, which suits everybody.
+    """Sets of tensors that calls take in turn; x in ordinary and in torch's symmetric memory.
 
     Rivals that work in place change x: restore() makes it what it was.
     """
@@ -36,20 +36,22 @@ class Buffers:
 
         self.n_sets = n_sets
         n = n_tokens * hidden
-        self.whole = symmetric[: n_sets * n].view(n_sets, n_tokens, hidden)
+        self.places = [shaped(n_sets), symmetric[: n_sets * n].view(n_sets, n_tokens, hidden)]
         generator = torch.Generator(symmetric.device)
         self.kept = shaped(n_sets)
         self.kept.normal_(generator=generator.manual_seed(100 + rank))
         self.residual = shaped(n_sets)
         self.residual.normal_(generator=generator.manual_seed(1))  # the same on all ranks
         self.weight = shaped()[0].normal_(1.0, 0.1, generator=generator.manual_seed(2))
-        self.x, self.residual = self.whole.unbind(0), self.residual.unbind(0)
+        self.residual = self.residual.unbind(0)
+        self.x, self.x_symmetric = (place.unbind(0) for place in self.places)
         self.reduced, self.residual_out, self.norm_out = (
             shaped(n_sets).unbind(0) for _ in range(3))
         self.restore()
 
     def restore(self):
-        self.whole.copy_(self.kept)
+        for place in self.places:
+            place.copy_(self.kept)
 
 
 class Cofuse:
@@ -86,11 +88,11 @@ class Rival:
     def one_shot(self, i):
         b = self.buffers
         return torch.ops.symm_mem.one_shot_all_reduce_out(
-            b.x[i], "sum", self.group.group_name, b.reduced[i])
+            b.x_symmetric[i], "sum", self.group.group_name, b.reduced[i])
 
     def two_shot(self, i):
         return torch.ops.symm_mem.two_shot_all_reduce_(
-            self.buffers.x[i], "sum", self.group.group_name)
+            self.buffers.x_symmetric[i], "sum", self.group.group_name)
 
     def call(self, i):
         total, b = getattr(self, self.how)(i), self.buffers
