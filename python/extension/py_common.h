@@ -38,8 +38,9 @@ struct cofi_py_tensor {
     void (*release)(void *managed);
 };
 
-/* False with an exception that begins with `name`. Outputs have to be writable. */
-bool cofi_py_tensor_get(PyObject *object, const char *name, bool is_output,
+/* False with an exception that begins with `name`. Outputs have to be writable. may_be_cuda: for a
+ * world of devices. */
+bool cofi_py_tensor_get(PyObject *object, const char *name, bool is_output, bool may_be_cuda,
                         struct cofi_py_tensor *tensor);
 void cofi_py_tensor_release(struct cofi_py_tensor *tensor);
 bool cofi_py_tensors_init(void);

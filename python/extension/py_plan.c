@@ -295,7 +295,8 @@ bool cofi_py_call_take(struct cofi_py_call *call, PyObject *object, const char *
     *out = NULL;
     if (!object || object == Py_None)
         return true; /* the library knows what may be left out */
-    if (!cofi_py_tensor_get(object, name, is_output, tensor))
+    bool may_be_cuda = call->plan->world->device >= 0;
+    if (!cofi_py_tensor_get(object, name, is_output, may_be_cuda, tensor))
         return false;
     call->n_tensors++;
     *out = &tensor->view;

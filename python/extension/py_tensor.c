@@ -183,7 +183,8 @@ static bool is_on_device(PyObject *object)
     return is;
 }
 
-static PyObject *call_dlpack(PyObject *object, PyTypeObject *type, const char *name)
+static PyObject *call_dlpack(PyObject *object, PyTypeObject *type, const char *name,
+                             bool may_be_cuda)
 {
     PyObject *method = PyObject_GetAttr(object, dlpack_text);
     if (!method) {
@@ -191,7 +192,8 @@ static PyObject *call_dlpack(PyObject *object, PyTypeObject *type, const char *n
         PyErr_Format(PyExc_TypeError, "%s: %R is no tensor (it has no __dlpack__)", name, type);
         return NULL;
     }
-    PyObject *keywords = is_on_device(object) ? unordered_keywords : versioned_keywords;
+    bool is_cuda = may_be_cuda && is_on_device(object);
+    PyObject *keywords = is_cuda ? unordered_keywords : versioned_keywords;
     struct known *known = know(type);
     PyObject *capsule = NULL;
     if (!known->is_unversioned) {
@@ -223,7 +225,7 @@ static bool check_gradient(PyObject *object, const char *name)
     return !wanted;
 }
 
-bool cofi_py_tensor_get(PyObject *object, const char *name, bool is_output,
+bool cofi_py_tensor_get(PyObject *object, const char *name, bool is_output, bool may_be_cuda,
                         struct cofi_py_tensor *tensor)
 {
     PyTypeObject *type = Py_TYPE(object);
@@ -238,7 +240,7 @@ bool cofi_py_tensor_get(PyObject *object, const char *name, bool is_output,
     }
     PyObject *capsule = known.to_dlpack
                             ? PyObject_CallFunctionObjArgs(known.to_dlpack, object, NULL)
-                            : call_dlpack(object, type, name);
+                            : call_dlpack(object, type, name, may_be_cuda);
     if (!capsule)
         return known.to_dlpack ? explain(name) : false;
     bool taken = take_capsule(capsule, name, is_output, tensor);
