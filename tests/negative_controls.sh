@@ -53,5 +53,13 @@ control POISON "1 3" 'runtime case=poison' --ranks 2
 control PULL_ACK_WAIT "1 3" 'grad_return*transfer=pull*calls=three*delay=random' --ranks 3,4
 control PULL_READY_WAIT "1" 'grad_return*transfer=pull*calls=three*delay=random' --ranks 3,4
 
+# allreduce_rmsnorm; x is written to as soon as a call is over.
+control "" 0 'allreduce_rmsnorm*calls=12*delay=random' --ranks 3
+control "" 0 'allreduce_rmsnorm*h=16384*x=arena*calls=100' --ranks 3,4
+for step in ARN_READY_WAIT ARN_SUM_WAIT ARN_HALF; do
+    control $step "1 3" 'allreduce_rmsnorm*calls=12*delay=random' --ranks 3
+done
+control ARN_ACK_WAIT "1" 'allreduce_rmsnorm*h=16384*x=arena*calls=100' --ranks 3,4
+
 echo "$n_passed passed, $n_failed failed"
 [ $n_failed -eq 0 ]

@@ -356,6 +356,8 @@ static void test_memory(void)
 {
     cof_allreduce_rmsnorm_params p = test_arn_params(INT64_C(1) << 47, 1);
     cof_plan *plan;
+    p.dtype = COF_BF16;
+    p.rounding = COF_ALLREDUCE_EXACT; /* keeps a row in fp32 */
     CHECK_FAILS(cof_allreduce_rmsnorm_plan_create(team, &p, NULL, &plan), COF_ERR_NOMEM,
                 "bytes wanted");
     CHECK_OK(cof_team_query(team));

@@ -178,28 +178,73 @@ static void test_subnormals(int rank, int n_ranks, const char *job, void *arg)
     cof_world_destroy(w);
 }
 
-/* A row that no worker's scratch holds. */
+static uint16_t bf16_of(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+static float wide_value(int who, int64_t h)
+{
+    return (float)((h * 7 + who * 3) % 15 - 7);
+}
+
+enum { WIDE = (3 << 20) + 5 };
+
+static void check_wide(const struct test_arn *t, int n_ranks)
+{
+    float *z = malloc(WIDE * sizeof *z), total = 0;
+    int64_t n_wrong = 0;
+    for (int64_t i = 0; i < WIDE; i += TEST_ARN_SEGMENT) {
+        float squares[TEST_ARN_SEGMENT] = {0};
+        for (int64_t h = i; h < WIDE && h < i + TEST_ARN_SEGMENT; h++) {
+            z[h] = wide_value(n_ranks, h);
+            for (int r = 0; r < n_ranks; r++)
+                z[h] += wide_value(r, h);
+            squares[h - i] = z[h] * z[h];
+        }
+        total += test_arn_tree(squares, TEST_ARN_SEGMENT);
+    }
+    float mean = total / (float)WIDE, inv = 1.0f / sqrtf(mean + t->params.eps);
+    for (int64_t i = 0; i < 3 * WIDE; i++) {
+        n_wrong += ((uint16_t *)t->residual_out.data)[i] != bf16_of(z[i % WIDE]);
+        n_wrong += ((uint16_t *)t->norm_out.data)[i] != bf16_of(z[i % WIDE] * inv);
+    }
+    CHECK(n_wrong == 0, "%lld elements", (long long)n_wrong);
+    free(z);
+}
+
+/* Rows in fp32 that no worker's scratch holds, on a stream of several threads. */
 static void test_wide(int rank, int n_ranks, const char *job, void *arg)
 {
-    enum { HIDDEN = 3 << 20 };
-    cof_allreduce_rmsnorm_params p = test_arn_params(HIDDEN, 2);
+    cof_allreduce_rmsnorm_params p = test_arn_params(WIDE, 2);
     cof_world *w = test_world(rank, n_ranks, job, 20);
     struct test_arn t;
+    cof_stream stream;
     cof_plan *plan;
     p.algorithm = *(cof_allreduce_algorithm *)arg;
+    p.dtype = COF_BF16;
+    p.rounding = COF_ALLREDUCE_EXACT;
     CHECK_OK(cof_allreduce_rmsnorm_plan_create(cof_world_team(w), &p, NULL, &plan));
+    CHECK_OK(cof_stream_create(w, 3, &stream));
     test_arn_make(&t, &p, 3, rank, n_ranks, 1);
-    CHECK_OK(cof_allreduce_rmsnorm_run(plan, &t.args, COF_STREAM_NOW));
-    float *z = malloc(2 * HIDDEN * sizeof *z), *norm = z + HIDDEN;
-    for (int64_t row = 0; row < 3; row++) {
-        test_arn_row(&t, row, z, norm);
-        CHECK(!memcmp((float *)t.residual_out.data + row * t.pitch, z, HIDDEN * sizeof *z) &&
-                  !memcmp((float *)t.norm_out.data + row * t.pitch, norm, HIDDEN * sizeof *z),
-              "row %lld", (long long)row);
+    cof_tensor *all[] = {&t.x, &t.residual, &t.residual_out, &t.norm_out, &t.weight};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        all[i]->dtype = COF_BF16;
+        all[i]->strides = NULL;
     }
+    for (int64_t i = 0; i < 3 * WIDE; i++) {
+        ((uint16_t *)t.x.data)[i] = bf16_of(wide_value(rank, i % WIDE));
+        ((uint16_t *)t.residual.data)[i] = bf16_of(wide_value(n_ranks, i % WIDE));
+        ((uint16_t *)t.weight.data)[i % WIDE] = bf16_of(1);
+    }
+    CHECK_OK(cof_allreduce_rmsnorm_run(plan, &t.args, stream));
+    CHECK_OK(cof_stream_sync(stream));
+    check_wide(&t, n_ranks);
     CHECK_OK(cof_team_barrier(cof_world_team(w)));
-    free(z);
     test_arn_free(&t);
+    cof_stream_destroy(stream);
     cof_plan_destroy(plan);
     cof_world_destroy(w);
 }

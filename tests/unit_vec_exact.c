@@ -125,11 +125,11 @@ static void reference_row(enum cofi_elem src, enum cofi_elem elem, const struct 
         *row->squares = total;
 }
 
-static void reference_norm(enum cofi_elem elem, enum cofi_elem weight_elem, void *dst,
-                           const float *z, float inv, const void *weight, bool bias, int64_t n)
+static void reference_norm(enum cofi_elem elem, enum cofi_elem z_elem, enum cofi_elem weight_elem,
+                           void *dst, const void *z, const void *weight, bool bias, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) {
-        float w = load_one(weight_elem, weight, i), scaled = z[i] * inv;
+        float w = load_one(weight_elem, weight, i), scaled = load_one(z_elem, z, i) * 0.37f;
         w = bias ? w + 1.0f : w;
         store_one(elem, dst, i, scaled * w);
     }
@@ -161,7 +161,7 @@ static void one_nan_each(float *x, int64_t n)
 /* Buffers a byte off any alignment but the type's, with guards. */
 struct buffers {
     char src[MAX_SRC][MAX_N * 4 + 64], residual[MAX_N * 4 + 64], weight[MAX_N * 4 + 64];
-    char out[2][MAX_N * 4 + 2 * GUARD]; /* got, wanted */
+    char out[2][MAX_N * 4 + 64]; /* got, wanted */
     float z[2][MAX_N + 2 * GUARD];
 };
 
@@ -220,10 +220,20 @@ static void try_norm(const struct cofi_exact_ops *ops, struct buffers *b, enum c
     const void *weight = b->weight + cofi_elem_bytes(weight_elem);
     for (int i = 0; i < 2; i++)
         memset(b->out[i], 0x5a, sizeof b->out[i]);
-    cofi_exact_norm(ops, elem, weight_elem, b->out[0] + GUARD, b->z[1] + GUARD, 0.37f, weight, bias,
-                    n);
-    reference_norm(elem, weight_elem, b->out[1] + GUARD, b->z[1] + GUARD, 0.37f, weight, bias, n);
+    cofi_exact_norm(ops, elem,
+                    &(struct cofi_exact_norm){b->out[0] + GUARD, b->z[1] + GUARD, weight,
+                                              COFI_ELEM_F32, weight_elem, 0.37f, bias, n});
+    reference_norm(elem, COFI_ELEM_F32, weight_elem, b->out[1] + GUARD, b->z[1] + GUARD, weight,
+                   bias, n);
     compare("norm", b->out[0], b->out[1], sizeof b->out[0]);
+    /* z in the type, where the result goes */
+    for (int i = 0; i < 2; i++)
+        memcpy(b->out[i], b->residual, sizeof b->out[i]);
+    cofi_exact_norm(ops, elem,
+                    &(struct cofi_exact_norm){b->out[0] + GUARD, b->out[0] + GUARD, weight, elem,
+                                              weight_elem, 0.37f, bias, n});
+    reference_norm(elem, elem, weight_elem, b->out[1] + GUARD, b->out[1] + GUARD, weight, bias, n);
+    compare("norm in place", b->out[0], b->out[1], sizeof b->out[0]);
 }
 
 static void try_forms(const struct cofi_exact_ops *ops, struct buffers *b, enum cofi_elem src,

@@ -6,35 +6,24 @@ Starts the ranks itself. What is compared, and the JSON: bench/peers/README.md.
 """
 
 import argparse
-import ctypes
-import datetime
 import json
 import os
 import platform
 import shlex
 import signal
-import statistics
-import subprocess
 import sys
 import tempfile
-import time
+
+from process_set import machine, now, numbers, start, summary, wait, write_json
 
 CALLS = ("forward", "both")
 CONTENDERS = ("cofuse", "ring", "gather", "sdpa")
-SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
-
-
-def _numbers(text):
-    numbers = [int(word) for word in text.split(",")]
-    if min(numbers) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: wanted numbers from 1 on")
-    return numbers
 
 
 def _parser():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=_numbers, default=[1, 2, 4])
-    parser.add_argument("--rows", type=_numbers, default=[512, 1024, 2048, 4096],
+    parser.add_argument("--ranks", type=numbers, default=[1, 2, 4])
+    parser.add_argument("--rows", type=numbers, default=[512, 1024, 2048, 4096],
                         help="of the whole sequence; multiples of twice the ranks")
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--kv-heads", type=int, help="default: as heads")
@@ -68,40 +57,12 @@ def _checked(options, parser):
     return options
 
 
-def _die_with_parent():
-    ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, signal.SIGKILL)
-
-
 def _start(options, n_ranks, port, path):
     """The processes of a set."""
-    n_threads = options["threads"]
-    env = dict(os.environ, OMP_NUM_THREADS=str(n_threads), MKL_NUM_THREADS=str(n_threads))
-    processes = []
-    for rank in range(n_ranks):
-        word = json.dumps(dict(options=options, rank=rank, size=n_ranks, port=port, path=path))
-        command = [sys.executable, os.path.abspath(__file__), "--rank", word]
-        processes.append(subprocess.Popen(command, env=env, preexec_fn=_die_with_parent))
-    return processes
-
-
-def _wait(processes, seconds):
-    """Ends all when one fails or the time is over. Returns a text about the failure, or None."""
-    end = time.monotonic() + seconds
-    try:
-        while True:
-            codes = [p.poll() for p in processes]
-            for rank, code in enumerate(codes):
-                if code not in (None, 0):
-                    return f"rank {rank} ended with status {code}"
-            if None not in codes:
-                return None
-            if time.monotonic() > end:
-                return f"not done within {seconds:g} s"
-            time.sleep(0.05)
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    n_threads = str(options["threads"])
+    words = [dict(options=options, rank=r, size=n_ranks, port=port, path=path)
+             for r in range(n_ranks)]
+    return start(__file__, words, OMP_NUM_THREADS=n_threads, MKL_NUM_THREADS=n_threads)
 
 
 def _run_set(options, n_ranks):
@@ -111,15 +72,11 @@ def _run_set(options, n_ranks):
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "set.json")
-        error = _wait(_start(options, n_ranks, store.port, path), options["timeout"])
+        error = wait(_start(options, n_ranks, store.port, path), options["timeout"])
         if error is not None:
             return None, error
         with open(path) as file:
             return json.load(file), None
-
-
-def _spread(medians):
-    return (max(medians) - min(medians)) / statistics.median(medians)
 
 
 def _result(cases, call, fixed):
@@ -134,14 +91,9 @@ def _result(cases, call, fixed):
         key = f"{name} {call}"
         found = [c["medians_s"][key] for c in cases if key in c["medians_s"]]
         if len(found) == len(cases):
-            medians[name] = statistics.median(found)
-            result[name] = {
-                "median_s": medians[name],
-                "min_s": min(min(c["times_s"][key]) for c in cases),
-                "spread": _spread(found),
-                "calls": sum(len(c["times_s"][key]) for c in cases),
-                "set_medians_s": found,
-            }
+            samples = [t for c in cases for t in c["times_s"][key]]
+            result[name] = summary(samples, found)
+            medians[name] = result[name]["median_s"]
     rivals = {n: m for n, m in medians.items() if n != "cofuse"}
     if rivals and "cofuse" in medians:
         result["best_rival"] = min(rivals, key=rivals.get)
@@ -171,14 +123,6 @@ def _run_ranks(options, n_ranks, document):
             document["results"].append(_result(cases, call, fixed))
 
 
-def _cpu():
-    try:
-        with open("/proc/cpuinfo") as file:
-            return next(l.split(":", 1)[1].strip() for l in file if l.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.machine()
-
-
 def _document(options):
     import torch
 
@@ -186,18 +130,12 @@ def _document(options):
 
     return {
         "schema": 1,
-        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "date": now(),
         "command": shlex.join(["python", "bench/peers/attention_cpu.py", *sys.argv[1:]]),
         "version": cofuse.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "machine": {
-            "cpu": _cpu(),
-            "cores": len(os.sched_getaffinity(0)),
-            "torch_isa": torch.backends.cpu.get_cpu_capability(),
-            "kernel": platform.release(),
-            "load_before": os.getloadavg()[0],
-        },
+        "machine": dict(machine(), torch_isa=torch.backends.cpu.get_cpu_capability()),
         "settings": {k: v for k, v in vars(options).items() if k not in ("json", "rank")},
         "affinity_changed": False,
         "results": [],
@@ -237,9 +175,7 @@ def main():
     for n_ranks in options.ranks:
         _run_ranks(options, n_ranks, document)
         if options.json:  # after each rank count, so that a long run is not lost
-            with open(options.json, "w") as file:
-                json.dump(document, file, indent=1)
-                file.write("\n")
+            write_json(options.json, document)
     print(_table(document))
     for failure in document["failures"]:
         print(f"failed: {failure}", file=sys.stderr)

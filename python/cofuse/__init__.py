@@ -4,12 +4,14 @@
 
     world = cofuse.init()                       # this process's membership of a job
     o, lse = cofuse.attention(q, k, v, team=world.team, mask="causal")
+    hidden, residual = cofuse.allreduce_rmsnorm(x, residual, weight, team=world.team)
 
-Tensors are torch or NumPy, or of any library with DLPack; every rank passes its rows of the
-sequence (`Layout`). Errors are exceptions derived from `Error`.
+Tensors are torch or NumPy, or of any library with DLPack. In attention every rank passes its rows
+of the sequence (`Layout`). Errors are exceptions derived from `Error`.
 """
 
 from ._cofuse import (
+    AllreduceRmsnormPlan,
     Arena,
     AttentionPlan,
     Busy,
@@ -29,14 +31,16 @@ from ._cofuse import (
     Unsupported,
     World,
     __version__,
+    allreduce_rmsnorm_workspace,
     attention_workspace,
     grad_return_workspace,
 )
-from ._functional import attention, attention_backward, grad_return
+from ._functional import allreduce_rmsnorm, attention, attention_backward, grad_return
 from ._init import init
 from ._layout import Layout
 
 __all__ = [
+    "AllreduceRmsnormPlan",
     "Arena",
     "AttentionPlan",
     "Busy",
@@ -57,6 +61,8 @@ __all__ = [
     "Unsupported",
     "World",
     "__version__",
+    "allreduce_rmsnorm",
+    "allreduce_rmsnorm_workspace",
     "attention",
     "attention_backward",
     "attention_workspace",

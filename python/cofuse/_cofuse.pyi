@@ -1,7 +1,7 @@
 # SPDX-FileCopyrightText: The Cofuse authors
 # SPDX-License-Identifier: Apache-2.0
 from types import TracebackType
-from typing import Any, Callable, Optional, Protocol, Sequence, Union, final
+from typing import Any, Callable, Literal, Optional, Protocol, Sequence, Union, final
 
 __version__: str
 
@@ -10,7 +10,19 @@ class Tensor(Protocol):
 
     def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
 
+class TorchStream(Protocol):
+    """torch.cuda.Stream, or anything else with the handle of a CUDA stream."""
+
+    @property
+    def cuda_stream(self) -> int: ...
+
+class CudaStream(Protocol):
+    """A stream of cuda.core, CuPy and the like."""
+
+    def __cuda_stream__(self) -> tuple[int, int]: ...
+
 Enum = Union[str, int]
+AnyStream = Union[Stream, TorchStream, CudaStream, Literal["now"], None]
 
 class Error(Exception):
     status: int
@@ -40,6 +52,8 @@ class World:
         init_timeout: float = 0.0,
         run_timeout: float = 0.0,
         allgather: Optional[Callable[[bytes], Sequence[bytes]]] = None,
+        device: Union[int, str, None] = None,
+        max_ctas: int = 0,
     ) -> World: ...
     @property
     def rank(self) -> int: ...
@@ -47,6 +61,8 @@ class World:
     def size(self) -> int: ...
     @property
     def engine(self) -> str: ...
+    @property
+    def device(self) -> Optional[int]: ...
     @property
     def team(self) -> Team: ...
     @property
@@ -85,6 +101,8 @@ class Stream:
     def __new__(cls, world: World, n_threads: int = 0) -> Stream: ...
     @property
     def is_open(self) -> bool: ...
+    @property
+    def cuda_stream(self) -> int: ...
     def sync(self) -> None: ...
     def record(self) -> Event: ...
     def wait(self, event: Event) -> None: ...
@@ -137,7 +155,7 @@ class AttentionPlan:
         o: Tensor,
         lse: Tensor,
         saved_kv: Optional[Tensor] = None,
-        stream: Optional[Stream] = None,
+        stream: AnyStream = None,
     ) -> None: ...
     def backward(
         self,
@@ -151,7 +169,7 @@ class AttentionPlan:
         dk: Tensor,
         dv: Tensor,
         saved_kv: Optional[Tensor] = None,
-        stream: Optional[Stream] = None,
+        stream: AnyStream = None,
     ) -> None: ...
     def destroy(self) -> None: ...
 
@@ -187,10 +205,46 @@ class GradReturnPlan:
         dv_out: Optional[Tensor] = None,
         writers: Optional[Enum] = None,
         writer_table: Optional[Sequence[int]] = None,
-        stream: Optional[Stream] = None,
+        stream: AnyStream = None,
     ) -> None: ...
     def destroy(self) -> None: ...
 
+@final
+class AllreduceRmsnormPlan:
+    def __new__(
+        cls,
+        team: Team,
+        *,
+        dtype: Any,
+        hidden: int,
+        max_tokens: int,
+        variant: Enum = "residual_norm",
+        eps: float = 0.0,
+        weight_dtype: Any = None,
+        weight_bias: int = 0,
+        rounding: Enum = "match_unfused",
+        algorithm: Enum = "auto",
+        one_shot_bytes: int = 0,
+        max_ctas: int = 0,
+        arena: Optional[Arena] = None,
+    ) -> AllreduceRmsnormPlan: ...
+    @property
+    def describe(self) -> str: ...
+    @property
+    def is_open(self) -> bool: ...
+    def run(
+        self,
+        x: Tensor,
+        residual: Optional[Tensor] = None,
+        weight: Optional[Tensor] = None,
+        residual_out: Optional[Tensor] = None,
+        norm_out: Optional[Tensor] = None,
+        x_source: Optional[int] = None,
+        stream: AnyStream = None,
+    ) -> None: ...
+    def destroy(self) -> None: ...
+
+def allreduce_rmsnorm_workspace(team: Team, **params: Any) -> dict[str, int]: ...
 def attention_workspace(team: Team, **params: Any) -> dict[str, int]: ...
 def grad_return_workspace(team: Team, **params: Any) -> dict[str, int]: ...
 def _layout(

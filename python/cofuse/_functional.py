@@ -9,10 +9,13 @@ last MAX_PLANS that were used are kept.
 from __future__ import annotations
 
 import sys
-from typing import Any, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Optional, Sequence, Union
 
-from ._cofuse import AttentionPlan, GradReturnPlan, Stream, Team
+from ._cofuse import AllreduceRmsnormPlan, AttentionPlan, GradReturnPlan, Team
 from ._layout import Layout
+
+if TYPE_CHECKING:
+    from ._cofuse import AnyStream
 
 
 def _empty(like: Any, shape: Sequence[int], dtype: Optional[str] = None) -> Any:
@@ -28,6 +31,15 @@ def _empty(like: Any, shape: Sequence[int], dtype: Optional[str] = None) -> Any:
         f"{type(like)}: outputs can be made for torch and NumPy; for other tensors, make them and "
         "call the plan"
     )
+
+
+def _stream_of(tensor: Any, stream: AnyStream) -> AnyStream:
+    """The given stream; for None and a CUDA tensor of torch's, the one torch works on there."""
+    torch = sys.modules.get("torch")
+    if stream is None and torch is not None and isinstance(tensor, torch.Tensor) and tensor.is_cuda:
+        current: AnyStream = torch.cuda.current_stream(tensor.device)
+        return current
+    return stream
 
 
 MAX_PLANS = 64
@@ -100,7 +112,7 @@ def attention(
     schedule: Union[str, int] = "default",
     forward_only: bool = False,
     wire_f32: bool = False,
-    stream: Optional[Stream] = None,
+    stream: AnyStream = None,
 ) -> tuple[Any, Any]:
     """Context-parallel attention over the sequence of all ranks: (o, lse).
 
@@ -117,7 +129,7 @@ def attention(
     batch, rows = (second, first) if format in ("sbhd", 1) else (first, second)
     o = _empty(q, (first, second, n_heads, v.shape[3]))
     lse = _empty(q, (batch, n_heads, rows), "float32")
-    plan.forward(q, k, v, o, lse, None, stream)
+    plan.forward(q, k, v, o, lse, None, _stream_of(q, stream))
     return o, lse
 
 
@@ -138,7 +150,7 @@ def attention_backward(
     chunking: Union[str, int] = "balanced",
     schedule: Union[str, int] = "default",
     wire_f32: bool = False,
-    stream: Optional[Stream] = None,
+    stream: AnyStream = None,
 ) -> tuple[Any, Any, Any]:
     """Gradients (dq, dk, dv) of `attention` for dout, shaped like q, k, v.
 
@@ -147,7 +159,7 @@ def attention_backward(
     options = (format, mask, layout, chunking, schedule, scale, False, wire_f32)
     plan = _attention_plan(q, k, v, team, n_rows, options)
     dq, dk, dv = (_empty(t, tuple(t.shape)) for t in (q, k, v))
-    plan.backward(q, k, v, o, lse, dout, dq, dk, dv, None, stream)
+    plan.backward(q, k, v, o, lse, dout, dq, dk, dv, None, _stream_of(q, stream))
     return dq, dk, dv
 
 
@@ -163,7 +175,7 @@ def grad_return(
     chunking: Union[str, int] = "balanced",
     transfer: Union[str, int] = "push",
     wire_f32: bool = False,
-    stream: Optional[Stream] = None,
+    stream: AnyStream = None,
 ) -> tuple[Any, Any]:
     """Sums of all ranks' partials for the rows of this rank: (dk, dv) [S_local, B, Hkv, D].
 
@@ -197,5 +209,71 @@ def grad_return(
     n_local = Layout(n_rows, team.size, layout, chunking).local_rows(team.rank)
     dk_out = _empty(dk, (n_local, n_batch, n_heads, head_dim_k), wanted)
     dv_out = _empty(dv, (n_local, n_batch, n_heads, head_dim_v), wanted)
-    plan.run(dk, dv, dk_out, dv_out, writers, writer_table, stream)
+    plan.run(dk, dv, dk_out, dv_out, writers, writer_table, _stream_of(dk, stream))
     return dk_out, dv_out
+
+
+def _capacity(n_tokens: int) -> int:
+    """Tokens that a plan made for a call with so many has room for: few plans serve all calls."""
+    return max(64, 1 << max(n_tokens - 1, 0).bit_length())
+
+
+def allreduce_rmsnorm(
+    x: Any,
+    residual: Any = None,
+    weight: Any = None,
+    *,
+    team: Team,
+    eps: float = 1e-6,
+    weight_bias: int = 0,
+    rounding: Union[str, int] = "match_unfused",
+    algorithm: Union[str, int] = "auto",
+    one_shot_bytes: int = 0,
+    max_ctas: int = 0,
+    max_tokens: Optional[int] = None,
+    stream: AnyStream = None,
+) -> tuple[Any, Any]:
+    """The sum of x over all ranks, plus residual, and its RMSNorm: (norm_out, residual_out).
+
+    x and residual [..., H] in float32, float16 or bfloat16, weight [H] in the same type or
+    float32; residual_out = sum of x + residual, norm_out = residual_out * weight / RMS of its rows.
+    Without residual, residual_out is the sum; without weight too, norm_out is None. residual and
+    weight are the same on all ranks, and every rank passes as many rows.
+    weight_bias: 1 where weights are stored as their difference from 1. eps is used with a weight.
+    max_tokens: rows that the plan has room for (None: those of x, rounded up to a power of two).
+    A CUDA tensor of torch's goes to torch's current stream unless another one is named.
+    """
+    if weight is None and residual is not None:
+        raise TypeError("residual: given without a weight; without a norm there is none to add")
+    variant = "only" if weight is None else "norm" if residual is None else "residual_norm"
+    shape = tuple(x.shape)
+    if not shape:
+        raise ValueError("x: 0 dims, wanted [..., H]")
+    n_tokens = 1
+    for dim in shape[:-1]:
+        n_tokens *= dim
+    room = _capacity(n_tokens) if max_tokens is None else max_tokens
+    weight_dtype = None if weight is None else weight.dtype
+    options = (variant, rounding, eps, weight_bias, algorithm, one_shot_bytes, max_ctas)
+    key = ("allreduce_rmsnorm", x.dtype, weight_dtype, shape[-1], room, options)
+    plan: Optional[AllreduceRmsnormPlan] = _kept(team, key)
+    if plan is None:
+        plan = AllreduceRmsnormPlan(
+            team,
+            dtype=x.dtype,
+            weight_dtype=weight_dtype,
+            hidden=shape[-1],
+            max_tokens=room,
+            variant=variant,
+            rounding=rounding,
+            eps=0.0 if weight is None else eps,
+            weight_bias=weight_bias,
+            algorithm=algorithm,
+            one_shot_bytes=one_shot_bytes,
+            max_ctas=max_ctas,
+        )
+    _keep(team, key, plan)
+    residual_out = _empty(x, shape)
+    norm_out = None if weight is None else _empty(x, shape)
+    plan.run(x, residual, weight, residual_out, norm_out, None, _stream_of(x, stream))
+    return norm_out, residual_out

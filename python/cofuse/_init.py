@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional, Sequence
+from typing import Any, Callable, Optional, Sequence, Union
 
 from ._cofuse import World
 
@@ -34,6 +34,8 @@ def init(
     n_threads: int = 0,
     init_timeout: float = 0.0,
     run_timeout: float = 0.0,
+    device: Union[int, str, None] = None,
+    max_ctas: int = 0,
 ) -> World:
     """Joins a world. Collective over all ranks of the job, which are on one host.
 
@@ -46,8 +48,11 @@ def init(
     init(group=)                   the ranks of a torch.distributed group, as
                                    torch.distributed.group.WORLD
 
-    engine: "shm" (processes) or "thread" (a world per thread of one process). n_threads: threads
-    per stream. Timeouts in seconds; 0 means the default, a negative run_timeout none.
+    engine: "shm" (processes), "thread" (a world per thread of one process) or "cuda" (GPUs).
+    n_threads: threads per stream. Timeouts in seconds; 0 means the default, a negative run_timeout
+    none. With "cuda", device: number of the GPU in this process, or its UUID (None: COFUSE_DEVICE,
+    else that of the current context, as torch.cuda.set_device makes it once CUDA is in use, else
+    rank modulo their number); max_ctas: blocks that a kernel may use (0: the default).
     """
     if group is not None:
         if rank is not None or size is not None or job is not None or allgather is not None:
@@ -68,4 +73,6 @@ def init(
         init_timeout=init_timeout,
         run_timeout=run_timeout,
         allgather=allgather,
+        device=device,
+        max_ctas=max_ctas,
     )

@@ -38,8 +38,9 @@ struct cofi_py_tensor {
     void (*release)(void *managed);
 };
 
-/* False with an exception that begins with `name`. Outputs have to be writable. */
-bool cofi_py_tensor_get(PyObject *object, const char *name, bool is_output,
+/* False with an exception that begins with `name`. Outputs have to be writable. may_be_cuda: for a
+ * world of devices. */
+bool cofi_py_tensor_get(PyObject *object, const char *name, bool is_output, bool may_be_cuda,
                         struct cofi_py_tensor *tensor);
 void cofi_py_tensor_release(struct cofi_py_tensor *tensor);
 bool cofi_py_tensors_init(void);
@@ -76,16 +77,19 @@ struct cofi_py_object {
     cof_stream stream_handle;
     struct cofi_py_object *world, *team, *arena; /* upwards, counted; NULL where there is none */
     struct cofi_py_object *next, *previous;      /* in the world's list, not counted */
+    int device;                /* world: of CUDA; -1 on CPUs */
     int n_chunks;              /* plan of a grad_return */
-    PyObject *below;           /* world: its team; team: plans of the functional forms */
+    PyObject *below;           /* world: its team; team: plans of the functional forms; plan: the
+                                  caller's CUDA streams that it ran on, by handle */
     bool is_in_collective;     /* world: one thread at a time */
     bool is_borrowed;          /* team: the world's own */
     struct cofi_py_held *held; /* stream: oldest first */
     int first_held, n_held, held_room;
+    uint64_t n_device_calls; /* stream of a device: calls that were held */
 };
 
 extern PyTypeObject *cofi_py_types[COFI_PY_WORLD + 1], *cofi_py_attention_type,
-    *cofi_py_grad_return_type, *cofi_py_event_type;
+    *cofi_py_grad_return_type, *cofi_py_allreduce_rmsnorm_type, *cofi_py_event_type;
 
 /* A new object below the given ones, not open yet; NULL with an exception. */
 struct cofi_py_object *cofi_py_new(PyTypeObject *type, enum cofi_py_kind kind,
@@ -123,7 +127,8 @@ PyObject *cofi_py_is_open(PyObject *self, void *unused);
     (PyCFunction)(void (*)(void))(function), METH_VARARGS | METH_KEYWORDS
 
 extern PyType_Spec cofi_py_world_spec, cofi_py_team_spec, cofi_py_stream_spec, cofi_py_arena_spec,
-    cofi_py_attention_spec, cofi_py_grad_return_spec, cofi_py_event_spec;
+    cofi_py_attention_spec, cofi_py_grad_return_spec, cofi_py_allreduce_rmsnorm_spec,
+    cofi_py_event_spec;
 
 /* ---- streams -------------------------------------------------------------------------------- */
 
@@ -136,12 +141,16 @@ void cofi_py_hold_release(struct cofi_py_object *stream); /* all: the queue is e
 bool cofi_py_holds(const struct cofi_py_object *stream, const struct cofi_py_object *object);
 /* Waits for an empty queue without the GIL, and lets go of what was in it. */
 cof_status cofi_py_drain(struct cofi_py_object *stream);
+/* The handle of a CUDA stream of another library; false with a TypeError. */
+bool cofi_py_cuda_stream(PyObject *object, void **handle_out);
 
 /* ---- parameters ----------------------------------------------------------------------------- */
 
 enum cofi_py_field_kind {
     COFI_PY_FLAG, /* int from a truth value */
+    COFI_PY_INT,
     COFI_PY_I64,
+    COFI_PY_FLOAT,
     COFI_PY_DOUBLE,
     COFI_PY_DTYPE,
     COFI_PY_ENUM
@@ -166,5 +175,7 @@ extern const char *const cofi_py_layout_names[], *const cofi_py_chunking_names[]
 
 PyObject *cofi_py_attention_workspace(PyObject *module, PyObject *args, PyObject *keywords);
 PyObject *cofi_py_grad_return_workspace(PyObject *module, PyObject *args, PyObject *keywords);
+PyObject *cofi_py_allreduce_rmsnorm_workspace(PyObject *module, PyObject *args,
+                                              PyObject *keywords);
 
 #endif

@@ -7,7 +7,7 @@ const char *const cofi_py_layout_names[] = {"zigzag", "contiguous", NULL};
 const char *const cofi_py_chunking_names[] = {"balanced", "padded", NULL};
 const char *const cofi_py_mask_names[] = {"none", "causal", NULL};
 
-PyTypeObject *cofi_py_attention_type, *cofi_py_grad_return_type;
+PyTypeObject *cofi_py_attention_type, *cofi_py_grad_return_type, *cofi_py_allreduce_rmsnorm_type;
 
 /* ---- layouts -------------------------------------------------------------------------------- */
 
@@ -68,6 +68,9 @@ static PyMethodDef functions[] = {
      "parameters would hold: local, symmetric, saved, words."},
     {"grad_return_workspace", COFI_PY_KEYWORDS(cofi_py_grad_return_workspace),
      "grad_return_workspace(team, **params) -> dict\n\nThe same of a GradReturnPlan."},
+    {"allreduce_rmsnorm_workspace", COFI_PY_KEYWORDS(cofi_py_allreduce_rmsnorm_workspace),
+     "allreduce_rmsnorm_workspace(team, **params) -> dict\n\nThe same of an "
+     "AllreduceRmsnormPlan."},
     {"_layout", layout_call, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
@@ -100,6 +103,7 @@ static bool add_types(PyObject *module)
     cofi_py_event_type = add_type(module, &cofi_py_event_spec);
     cofi_py_attention_type = add_type(module, &cofi_py_attention_spec);
     cofi_py_grad_return_type = add_type(module, &cofi_py_grad_return_spec);
+    cofi_py_allreduce_rmsnorm_type = add_type(module, &cofi_py_allreduce_rmsnorm_spec);
     return !PyErr_Occurred();
 }
 

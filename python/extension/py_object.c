@@ -122,17 +122,63 @@ PyObject *cofi_py_is_open(PyObject *self, void *unused)
 
 /* ---- closing -------------------------------------------------------------------------------- */
 
+/* CUDA is not to be touched in a child of fork, where calls on what it inherited are refused. */
+static bool may_use_cuda(const struct cofi_py_object *world)
+{
+    return cof_team_query(cof_world_team(world->world_handle)) != COF_ERR_INVALID;
+}
+
+/* Until the calls on the caller's CUDA streams have run, which no queue of ours knows of. */
+static void wait_for_callers_streams(struct cofi_py_object *plan)
+{
+    PyObject *handles = plan->below ? PyDict_Keys(plan->below) : NULL;
+    if (handles && may_use_cuda(plan->world)) {
+        for (Py_ssize_t i = 0; i < PyList_Size(handles); i++) {
+            cof_stream stream = {COF_STREAM_KIND_CUDA,
+                                 PyLong_AsVoidPtr(PyList_GetItem(handles, i))};
+            Py_BEGIN_ALLOW_THREADS
+            cof_stream_sync(stream);
+            Py_END_ALLOW_THREADS
+        }
+    }
+    Py_XDECREF(handles);
+    PyErr_Clear();
+}
+
+/* The number of a stream that is gone may be that of a new one, or of none. */
+static void forget_stream(const struct cofi_py_object *stream)
+{
+    PyObject *key = PyLong_FromVoidPtr(stream->stream_handle.handle);
+    for (struct cofi_py_object *o = stream->world; key && o; o = o->next)
+        if (o->kind == COFI_PY_PLAN && o->below && PyDict_Contains(o->below, key) == 1) {
+            PyDict_DelItem(o->below, key);
+            o->stream_handle = COF_STREAM_NOW; /* so that the next one is looked at */
+        }
+    Py_XDECREF(key);
+    PyErr_Clear();
+}
+
+static void close_device_stream(struct cofi_py_object *stream)
+{
+    if (may_use_cuda(stream->world)) /* it would leave its work to run on without its tensors */
+        cofi_py_drain(stream);
+    forget_stream(stream);
+}
+
 /* Lets go of the handle. The stream's threads end after the queued calls have run. */
 static void destroy_handle(struct cofi_py_object *o)
 {
     switch (o->kind) {
     case COFI_PY_STREAM:
+        if (o->stream_handle.kind == COF_STREAM_KIND_CUDA)
+            close_device_stream(o);
         Py_BEGIN_ALLOW_THREADS
         cof_stream_destroy(o->stream_handle);
         Py_END_ALLOW_THREADS
         cofi_py_hold_release(o);
         break;
     case COFI_PY_PLAN:
+        wait_for_callers_streams(o);
         cof_plan_destroy(o->plan_handle);
         break;
     case COFI_PY_ARENA:
@@ -272,7 +318,9 @@ int cofi_py_traverse(PyObject *self, visitproc visit, void *arg)
  * that what is below goes first. */
 int cofi_py_clear(PyObject *self)
 {
-    Py_CLEAR(((struct cofi_py_object *)self)->below);
+    struct cofi_py_object *o = (struct cofi_py_object *)self;
+    if (o->kind != COFI_PY_PLAN) /* its end waits for these streams */
+        Py_CLEAR(o->below);
     return 0;
 }
 
@@ -285,11 +333,13 @@ void cofi_py_dealloc(PyObject *self)
     PyErr_Fetch(&error_type, &error, &trace);
     if (o->kind != COFI_PY_WORLD)
         unlink_from_world(o);
-    Py_CLEAR(o->below);
+    if (o->kind != COFI_PY_PLAN)
+        Py_CLEAR(o->below);
     if (o->is_open) {
         o->is_open = false;
         destroy_handle(o);
     }
+    Py_CLEAR(o->below);
     free(o->held);
     Py_CLEAR(o->arena);
     Py_CLEAR(o->team);

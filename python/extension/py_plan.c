@@ -81,8 +81,20 @@ static bool read_field(PyObject *value, const struct cofi_py_field *field, char 
         number = PyObject_IsTrue(value);
         *(int *)at = number;
         return number >= 0;
+    case COFI_PY_INT: {
+        long long wide = PyLong_AsLongLong(value);
+        if (wide < INT32_MIN || wide > INT32_MAX) {
+            PyErr_Format(PyExc_OverflowError, "%s = %R: wanted 32 bits", field->name, value);
+            return false;
+        }
+        *(int *)at = (int)wide;
+        return !PyErr_Occurred();
+    }
     case COFI_PY_I64:
         *(int64_t *)at = PyLong_AsLongLong(value);
+        return !PyErr_Occurred();
+    case COFI_PY_FLOAT:
+        *(float *)at = (float)PyFloat_AsDouble(value);
         return !PyErr_Occurred();
     case COFI_PY_DOUBLE:
         *(double *)at = PyFloat_AsDouble(value);
@@ -209,20 +221,64 @@ PyObject *cofi_py_plan_describe(PyObject *self, void *unused)
 
 /* ---- calls ---------------------------------------------------------------------------------- */
 
+/* Makes the plan's end wait for the caller's stream, which is kept until then. */
+static bool remember(struct cofi_py_object *plan, PyObject *stream, void *handle)
+{
+    if (plan->stream_handle.kind == COF_STREAM_KIND_CUDA && plan->stream_handle.handle == handle)
+        return true;
+    PyObject *key = PyLong_FromVoidPtr(handle);
+    if (key && !plan->below)
+        plan->below = PyDict_New();
+    bool ok = key && plan->below && PyDict_SetItem(plan->below, key, stream) == 0;
+    Py_XDECREF(key);
+    if (ok)
+        plan->stream_handle = (cof_stream){COF_STREAM_KIND_CUDA, handle};
+    return ok;
+}
+
+/* On devices None would be a trap: the call would not wait for what the caller's streams still
+ * have to write. */
+static bool take_no_stream(struct cofi_py_call *call, PyObject *stream)
+{
+    bool is_named = stream && stream != Py_None;
+    if (!is_named && call->plan->world->device >= 0) {
+        cofi_py_raise(COF_ERR_INVALID,
+                      "stream: None on a world of CUDA devices: wanted torch.cuda.current_stream() "
+                      "or the like, a cofuse.Stream, or \"now\" (for tensors that are ready)");
+        return false;
+    }
+    call->handle = COF_STREAM_NOW;
+    return true;
+}
+
+static bool take_stream(struct cofi_py_call *call, PyObject *stream)
+{
+    void *handle = NULL;
+    if (!stream || stream == Py_None ||
+        (PyUnicode_Check(stream) && PyUnicode_CompareWithASCIIString(stream, "now") == 0))
+        return take_no_stream(call, stream);
+    if (Py_TYPE(stream) != cofi_py_types[COFI_PY_STREAM]) {
+        if (!cofi_py_cuda_stream(stream, &handle))
+            return false;
+        call->handle = (cof_stream){COF_STREAM_KIND_CUDA, handle};
+        return call->plan->world->device < 0 || remember(call->plan, stream, handle);
+    }
+    call->stream = (struct cofi_py_object *)stream;
+    if (call->stream->world != call->plan->world) {
+        cofi_py_raise(COF_ERR_INVALID, "stream: of another world than the plan");
+        return false;
+    }
+    call->handle = call->stream->stream_handle;
+    return cofi_py_hold_reserve(call->stream);
+}
+
 bool cofi_py_call_begin(struct cofi_py_call *call, PyObject *plan, PyObject *stream)
 {
     call->plan = (struct cofi_py_object *)plan;
     call->stream = NULL;
     call->n_tensors = 0;
-    if (stream && stream != Py_None) {
-        call->stream = cofi_py_cast(stream, COFI_PY_STREAM, "stream");
-        if (!call->stream || !cofi_py_hold_reserve(call->stream))
-            return false;
-        if (call->stream->world != call->plan->world) {
-            cofi_py_raise(COF_ERR_INVALID, "stream: of another world than the plan");
-            return false;
-        }
-    }
+    if (!take_stream(call, stream))
+        return false;
     if (!cofi_py_enter(call->plan))
         return false;
     if (call->stream && !cofi_py_enter(call->stream)) {
@@ -239,7 +295,8 @@ bool cofi_py_call_take(struct cofi_py_call *call, PyObject *object, const char *
     *out = NULL;
     if (!object || object == Py_None)
         return true; /* the library knows what may be left out */
-    if (!cofi_py_tensor_get(object, name, is_output, tensor))
+    bool may_be_cuda = call->plan->world->device >= 0;
+    if (!cofi_py_tensor_get(object, name, is_output, may_be_cuda, tensor))
         return false;
     call->n_tensors++;
     *out = &tensor->view;
@@ -250,14 +307,14 @@ PyObject *cofi_py_call_end(struct cofi_py_call *call, bool ok, cofi_py_run_fn ru
 {
     cof_status status = COF_OK;
     if (ok) {
-        cof_stream stream = call->stream ? call->stream->stream_handle : COF_STREAM_NOW;
         Py_BEGIN_ALLOW_THREADS
-        status = run(call->plan->plan_handle, args, stream);
+        status = run(call->plan->plan_handle, args, call->handle);
         Py_END_ALLOW_THREADS
         if (status != COF_OK)
             cofi_py_fail(status);
     }
-    /* A call that failed half-way has part of its work in the queue. */
+    /* A call that failed half-way has part of its work in the queue. On the caller's own CUDA
+     * stream tensors are free at once, as after any other work there: their library orders that. */
     if (ok && call->stream && status != COF_ERR_INVALID)
         cofi_py_hold(call->stream, (PyObject *)call->plan, call->tensors, call->n_tensors);
     else

@@ -35,7 +35,8 @@ PyObject *cofi_py_plan_describe(PyObject *self, void *unused);
 
 /* A call of a plan: its tensors and its stream. */
 struct cofi_py_call {
-    struct cofi_py_object *plan, *stream; /* stream: NULL with COF_STREAM_NOW */
+    struct cofi_py_object *plan, *stream; /* stream: NULL unless it is one of ours */
+    cof_stream handle;
     int n_tensors;
     struct cofi_py_tensor tensors[COFI_PY_MAX_TENSORS];
 };

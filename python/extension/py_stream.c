@@ -54,21 +54,41 @@ void cofi_py_hold_release(struct cofi_py_object *s)
     release_up_to(s, UINT64_MAX);
 }
 
+static bool is_of_device(const struct cofi_py_object *s)
+{
+    return s->stream_handle.kind == COF_STREAM_KIND_CUDA;
+}
+
+/* The end of what has been queued. A CUDA stream does not tell how far it is: there calls are just
+ * counted, and what they need is kept until somebody waits for the stream. */
+static cof_status sequence_of(const struct cofi_py_object *s, uint64_t *sequence_out)
+{
+    cof_event event;
+    *sequence_out = s->n_device_calls;
+    if (is_of_device(s))
+        return COF_OK;
+    cof_status status = cof_event_record(s->stream_handle, &event);
+    if (status == COF_OK)
+        *sequence_out = event.sequence;
+    return status;
+}
+
 void cofi_py_hold(struct cofi_py_object *s, PyObject *object, struct cofi_py_tensor *tensors,
                   int n_tensors)
 {
-    cof_event event;
-    if (cof_event_record(s->stream_handle, &event) != COF_OK)
-        event.sequence = s->n_held ? oldest(s)[s->n_held - 1].sequence : 0;
+    uint64_t sequence;
+    s->n_device_calls += is_of_device(s);
+    if (sequence_of(s, &sequence) != COF_OK)
+        sequence = s->n_held ? oldest(s)[s->n_held - 1].sequence : 0;
     struct cofi_py_held *held = &oldest(s)[s->n_held++];
-    held->sequence = event.sequence;
+    held->sequence = sequence;
     held->object = object;
     held->n_tensors = n_tensors;
     Py_INCREF(object);
     for (int i = 0; i < n_tensors; i++)
         held->tensors[i] = tensors[i];
-    if (event.sequence > QUEUE_CALLS)
-        release_up_to(s, event.sequence - QUEUE_CALLS - 1);
+    if (!is_of_device(s) && sequence > QUEUE_CALLS)
+        release_up_to(s, sequence - QUEUE_CALLS - 1);
 }
 
 bool cofi_py_holds(const struct cofi_py_object *s, const struct cofi_py_object *object)
@@ -81,16 +101,54 @@ bool cofi_py_holds(const struct cofi_py_object *s, const struct cofi_py_object *
 
 cof_status cofi_py_drain(struct cofi_py_object *s)
 {
-    cof_event end;
-    cof_status status = cof_event_record(s->stream_handle, &end);
+    uint64_t end;
+    cof_status status = sequence_of(s, &end);
     if (status != COF_OK)
         return status;
     Py_BEGIN_ALLOW_THREADS
     status = cof_stream_sync(s->stream_handle);
     Py_END_ALLOW_THREADS
     if (status != COF_ERR_INVALID) /* refused: nothing was waited for */
-        release_up_to(s, end.sequence);
+        release_up_to(s, end);
     return status;
+}
+
+/* ---- streams of other libraries ------------------------------------------------------------- */
+
+/* __cuda_stream__() -> (version, handle) of the CUDA libraries; NULL without an exception where
+ * there is none. */
+static PyObject *protocol_handle(PyObject *object)
+{
+    PyObject *method = PyObject_GetAttrString(object, "__cuda_stream__");
+    if (!method) {
+        PyErr_Clear();
+        return NULL;
+    }
+    PyObject *pair = PyObject_CallObject(method, NULL);
+    PyObject *handle = pair ? PySequence_GetItem(pair, 1) : NULL;
+    Py_XDECREF(pair);
+    Py_DECREF(method);
+    return handle;
+}
+
+bool cofi_py_cuda_stream(PyObject *object, void **handle_out)
+{
+    PyObject *handle = PyObject_GetAttrString(object, "cuda_stream"); /* of torch */
+    if (!handle) {
+        PyErr_Clear();
+        handle = protocol_handle(object);
+    }
+    bool found = handle && PyLong_Check(handle);
+    if (found)
+        *handle_out = PyLong_AsVoidPtr(handle);
+    else if (!PyErr_Occurred())
+        PyErr_Format(PyExc_TypeError,
+                     "stream: %R, wanted a cofuse.Stream, a CUDA stream (with an int "
+                     "`cuda_stream`, as torch.cuda.current_stream(), or `__cuda_stream__`), None "
+                     "or \"now\"",
+                     object);
+    Py_XDECREF(handle);
+    return found && !PyErr_Occurred();
 }
 
 /* ---- streams -------------------------------------------------------------------------------- */
@@ -220,7 +278,19 @@ static PyMethodDef stream_methods[] = {
      "destroy()\n\nRuns what is queued and ends the threads."},
     {NULL, NULL, 0, NULL},
 };
+static PyObject *stream_cuda(PyObject *self, void *unused)
+{
+    struct cofi_py_object *s = (struct cofi_py_object *)self;
+    (void)unused;
+    if (!s->is_open)
+        return cofi_py_raise(COF_ERR_INVALID, "stream: destroyed");
+    if (!is_of_device(s))
+        return PyErr_Format(PyExc_AttributeError, "cuda_stream: this is a stream of the CPU");
+    return PyLong_FromVoidPtr(s->stream_handle.handle);
+}
+
 static PyGetSetDef stream_getters[] = {
+    {"cuda_stream", stream_cuda, NULL, "The cudaStream_t, on a world of CUDA devices.", NULL},
     {"is_open", cofi_py_is_open, NULL, "False once destroyed.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
@@ -230,7 +300,8 @@ static PyType_Slot stream_slots[] = {
     {Py_tp_methods, stream_methods},
     {Py_tp_getset, stream_getters},
     {Py_tp_doc, "Stream(world, n_threads=0)\n\nAn in-order queue of calls with threads of its own "
-                "(0: the world's number)."},
+                "(0: the world's number); on a world of CUDA devices a CUDA stream, which keeps "
+                "the tensors of its calls until sync()."},
     {0, NULL},
 };
 PyType_Spec cofi_py_stream_spec = {"cofuse.Stream", sizeof(struct cofi_py_object), 0,

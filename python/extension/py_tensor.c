@@ -44,16 +44,22 @@ struct known {
 static struct known known_types[N_KNOWN];
 static int next_known;
 
-static PyObject *dlpack_text, *exchange_text, *requires_grad_text, *no_args, *versioned_keywords;
+static PyObject *dlpack_text, *device_text, *exchange_text, *requires_grad_text, *no_args;
+/* The first has no stream, as NumPy wants it. The second is for devices: a stream of -1 makes no
+ * order between streams, of which the call names its own. */
+static PyObject *versioned_keywords, *unordered_keywords;
 
 bool cofi_py_tensors_init(void)
 {
     dlpack_text = PyUnicode_InternFromString("__dlpack__");
+    device_text = PyUnicode_InternFromString("__dlpack_device__");
     exchange_text = PyUnicode_InternFromString("__dlpack_c_exchange_api__");
     requires_grad_text = PyUnicode_InternFromString("requires_grad");
     no_args = PyTuple_New(0);
     versioned_keywords = Py_BuildValue("{s:(ii)}", "max_version", 1, 0);
-    return dlpack_text && exchange_text && requires_grad_text && no_args && versioned_keywords;
+    unordered_keywords = Py_BuildValue("{s:(ii),s:i}", "max_version", 1, 0, "stream", -1);
+    return dlpack_text && device_text && exchange_text && requires_grad_text && no_args &&
+           versioned_keywords && unordered_keywords;
 }
 
 static const struct exchange *find_exchange(PyTypeObject *type)
@@ -164,7 +170,21 @@ static bool explain(const char *name)
     return false;
 }
 
-static PyObject *call_dlpack(PyObject *object, PyTypeObject *type, const char *name)
+static bool is_on_device(PyObject *object)
+{
+    PyObject *method = PyObject_GetAttr(object, device_text);
+    PyObject *pair = method ? PyObject_CallObject(method, NULL) : NULL;
+    PyObject *type = pair ? PySequence_GetItem(pair, 0) : NULL;
+    bool is = type && PyLong_AsLong(type) == COF_DEVICE_CUDA;
+    Py_XDECREF(type);
+    Py_XDECREF(pair);
+    Py_XDECREF(method);
+    PyErr_Clear();
+    return is;
+}
+
+static PyObject *call_dlpack(PyObject *object, PyTypeObject *type, const char *name,
+                             bool may_be_cuda)
 {
     PyObject *method = PyObject_GetAttr(object, dlpack_text);
     if (!method) {
@@ -172,10 +192,12 @@ static PyObject *call_dlpack(PyObject *object, PyTypeObject *type, const char *n
         PyErr_Format(PyExc_TypeError, "%s: %R is no tensor (it has no __dlpack__)", name, type);
         return NULL;
     }
+    bool is_cuda = may_be_cuda && is_on_device(object);
+    PyObject *keywords = is_cuda ? unordered_keywords : versioned_keywords;
     struct known *known = know(type);
     PyObject *capsule = NULL;
     if (!known->is_unversioned) {
-        capsule = PyObject_Call(method, no_args, versioned_keywords);
+        capsule = PyObject_Call(method, no_args, keywords);
         if (!capsule && PyErr_ExceptionMatches(PyExc_TypeError)) {
             PyErr_Clear(); /* older than DLPack 1.0, most likely: without, it says what is wrong */
             know(type)->is_unversioned = true;
@@ -203,7 +225,7 @@ static bool check_gradient(PyObject *object, const char *name)
     return !wanted;
 }
 
-bool cofi_py_tensor_get(PyObject *object, const char *name, bool is_output,
+bool cofi_py_tensor_get(PyObject *object, const char *name, bool is_output, bool may_be_cuda,
                         struct cofi_py_tensor *tensor)
 {
     PyTypeObject *type = Py_TYPE(object);
@@ -218,7 +240,7 @@ bool cofi_py_tensor_get(PyObject *object, const char *name, bool is_output,
     }
     PyObject *capsule = known.to_dlpack
                             ? PyObject_CallFunctionObjArgs(known.to_dlpack, object, NULL)
-                            : call_dlpack(object, type, name);
+                            : call_dlpack(object, type, name, may_be_cuda);
     if (!capsule)
         return known.to_dlpack ? explain(name) : false;
     bool taken = take_capsule(capsule, name, is_output, tensor);

@@ -3,7 +3,7 @@
 /* Worlds and the caller's all-gather. */
 #include "py_common.h"
 
-static const char *const engine_names[] = {"default", "thread", "shm", NULL};
+static const char *const engine_names[] = {"default", "thread", "shm", "cuda", NULL};
 
 /* ---- the caller's all-gather ---------------------------------------------------------------- */
 
@@ -81,29 +81,54 @@ static PyObject *make_team(struct cofi_py_object *w)
     return (PyObject *)t;
 }
 
+/* A device as the text that the library takes, a new reference: its number, or its UUID. */
+static PyObject *device_text(PyObject *device)
+{
+    bool is_number = PyLong_Check(device) && !PyBool_Check(device);
+    if (!is_number && !PyUnicode_Check(device))
+        return PyErr_Format(PyExc_TypeError, "device: %R, wanted a number, a UUID or None", device);
+    PyObject *text = PyObject_Str(device);
+    PyObject *bytes = text ? PyUnicode_AsUTF8String(text) : NULL;
+    Py_XDECREF(text);
+    return bytes;
+}
+
+static struct cofi_py_object *open_world(PyTypeObject *type, const cof_world_options *options,
+                                         struct gather *gather)
+{
+    struct cofi_py_object *w = cofi_py_new(type, COFI_PY_WORLD, NULL, NULL, NULL);
+    if (w && (!create(w, options, gather) || !(w->below = make_team(w))))
+        Py_CLEAR(w);
+    else if (w)
+        w->device = cof_world_device(w->world_handle);
+    return w;
+}
+
 static PyObject *world_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
     static char *names[] = {"rank",         "size",        "job",       "engine", "n_threads",
-                            "init_timeout", "run_timeout", "allgather", NULL};
+                            "init_timeout", "run_timeout", "allgather", "device", "max_ctas",
+                            NULL};
     cof_world_options options = COF_WORLD_OPTIONS_INIT;
-    PyObject *engine = Py_None;
+    PyObject *engine = Py_None, *device = Py_None, *text = NULL;
     struct gather gather = {.callable = Py_None};
     int number = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "|$iizOiddO:World", names, &options.rank,
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "|$iizOiddOOi:World", names, &options.rank,
                                      &options.n_ranks, &options.job, &engine, &options.n_threads,
                                      &options.init_timeout, &options.run_timeout,
-                                     &gather.callable) ||
-        !cofi_py_enum_read(engine, "engine", engine_names, &number))
+                                     &gather.callable, &device, &options.max_ctas) ||
+        !cofi_py_enum_read(engine, "engine", engine_names, &number) ||
+        (device != Py_None && !(text = device_text(device))))
         return NULL;
     options.engine = (cof_engine)number;
+    options.device = text ? PyBytes_AsString(text) : NULL;
     gather.n_ranks = options.n_ranks;
     if (gather.callable != Py_None && options.n_ranks > 1) {
         options.allgather = call_gather;
         options.allgather_ctx = &gather;
     }
-    struct cofi_py_object *w = cofi_py_new(type, COFI_PY_WORLD, NULL, NULL, NULL);
-    if (w && (!create(w, &options, &gather) || !(w->below = make_team(w))))
-        Py_CLEAR(w);
+    struct cofi_py_object *w = open_world(type, &options, &gather);
+    Py_XDECREF(text);
     return (PyObject *)w;
 }
 
@@ -144,6 +169,17 @@ static PyObject *world_engine(PyObject *self, void *unused)
     if (!w->is_open)
         return cofi_py_raise(COF_ERR_INVALID, "world: destroyed");
     return PyUnicode_FromString(cof_world_engine(w->world_handle));
+}
+
+static PyObject *world_device(PyObject *self, void *unused)
+{
+    struct cofi_py_object *w = (struct cofi_py_object *)self;
+    (void)unused;
+    if (!w->is_open)
+        return cofi_py_raise(COF_ERR_INVALID, "world: destroyed");
+    if (w->device < 0)
+        Py_RETURN_NONE;
+    return PyLong_FromLong(w->device);
 }
 
 /* A list of world ranks as ints, with malloc; NULL with an exception. */
@@ -223,7 +259,10 @@ static PyMethodDef world_methods[] = {
 static PyGetSetDef world_getters[] = {
     {"rank", world_rank, NULL, "This rank, 0 .. size-1.", NULL},
     {"size", world_size, NULL, "Number of ranks.", NULL},
-    {"engine", world_engine, NULL, "How ranks share memory: \"thread\" or \"shm\".", NULL},
+    {"engine", world_engine, NULL, "How ranks share memory: \"thread\", \"shm\", \"cuda\".",
+     NULL},
+    {"device", world_device, NULL, "The CUDA device, as this process numbers it; None on CPUs.",
+     NULL},
     {"team", world_team, NULL, "The team of all ranks, in order.", NULL},
     {"is_open", cofi_py_is_open, NULL, "False once closed.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
@@ -234,8 +273,9 @@ static PyType_Slot world_slots[] = {
     {Py_tp_methods, world_methods},
     {Py_tp_getset, world_getters},
     {Py_tp_doc, "World(*, rank=0, size=0, job=None, engine=None, n_threads=0, init_timeout=0, "
-                "run_timeout=0, allgather=None)\n\nMembership of a job; cofuse.init() makes it. "
-                "With size = 0 the environment says which rank of which job this is."},
+                "run_timeout=0, allgather=None, device=None, max_ctas=0)\n\nMembership of a "
+                "job; cofuse.init() makes it. With size = 0 the environment says which rank of "
+                "which job this is."},
     {0, NULL},
 };
 PyType_Spec cofi_py_world_spec = {"cofuse.World", sizeof(struct cofi_py_object), 0, COFI_PY_FLAGS,

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The Cofuse authors
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks as processes: each test that needs them names a function of workers.py."""
+"""Ranks as processes: each test that needs them names a function of workers.py, or of another."""
 
 import itertools
 import os
@@ -21,10 +21,10 @@ def environment(**variables):
     return {**ours, "COFUSE_INIT_TIMEOUT": "100", "COFUSE_TIMEOUT": "100", **variables}
 
 
-def start(worker, rank, size, job, *args):
+def start(script, worker, rank, size, job, *args):
     variables = environment(COFUSE_RANK=str(rank), COFUSE_SIZE=str(size), COFUSE_JOB=job)
     return subprocess.Popen(
-        [sys.executable, str(FOLDER / "workers.py"), worker, *map(str, args)],
+        [sys.executable, str(FOLDER / script), worker, *map(str, args)],
         env=variables,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -37,9 +37,9 @@ def ranks():
     """ranks(worker, n, *args): runs it on n ranks and returns what they printed."""
     started = []
 
-    def run(worker, n, *args, exits=None):
+    def run(worker, n, *args, exits=None, script="workers.py"):
         job = f"pytest-{os.getpid()}-{next(jobs)}"
-        processes = [start(worker, r, n, job, *args) for r in range(n)]
+        processes = [start(script, worker, r, n, job, *args) for r in range(n)]
         started.extend(processes)
         outputs = [p.communicate(timeout=200)[0] for p in processes]
         seen = [p.returncode for p in processes]

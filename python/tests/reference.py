@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: The Cofuse authors
 # SPDX-License-Identifier: Apache-2.0
-"""Attention and its gradients in fp64, by the formulas, on the whole sequence."""
+"""Attention and its gradients in fp64, by the formulas, on the whole sequence; all-reduce and
+RMSNorm in fp32, operation by operation as the library promises them."""
 
 import numpy as np
 
@@ -33,6 +34,33 @@ def attention(q, k, v, mask, scale=None, dout=None):
     dk = dk.reshape(*k.shape[:2], k.shape[2], group, -1).sum(3)
     dv = dv.reshape(*v.shape[:2], v.shape[2], group, -1).sum(3)
     return o, lse, dq, dk, dv
+
+
+def allreduce_rmsnorm(parts, residual, weight, eps, rounded, weight_bias=0, is_exact=False):
+    """parts, residual [T, H], weight [H] in fp32 -> norm_out, residual_out, rounded by `rounded`.
+
+    The fp32 operations of include/cofuse/allreduce_rmsnorm.h, in its order, so all bits are equal.
+    """
+    z = parts[0].copy()
+    for part in parts[1:]:
+        z += part
+    if not is_exact:
+        z = rounded(z)
+    if residual is not None:
+        z = z + residual
+        if not is_exact:
+            z = rounded(z)
+    n_tokens, hidden = z.shape
+    squares = np.zeros((n_tokens, -(-hidden // 256) * 256), np.float32)
+    squares[:, :hidden] = z * z
+    squares = squares.reshape(n_tokens, squares.shape[1] // 256, 256)
+    while squares.shape[2] > 1:
+        squares = squares[..., 0::2] + squares[..., 1::2]
+    total = squares[:, 0]
+    for segment in range(1, squares.shape[1]):
+        total = total + squares[:, segment]
+    inv = np.float32(1) / np.sqrt(total / np.float32(hidden) + np.float32(eps))
+    return rounded((z * inv) * (weight + np.float32(weight_bias))), rounded(z)
 
 
 def close(ours, wanted, bound):

@@ -136,6 +136,67 @@ def test_dtypes(world):
         world.team, **{**SHAPE, "dtype": "bfloat16"}).describe
 
 
+def test_allreduce_rmsnorm_errors(world):
+    x = np.ones((3, 8), np.float32)
+    params = dict(dtype="f32", hidden=8, max_tokens=4, eps=1e-6)
+    plan = cofuse.AllreduceRmsnormPlan(world.team, **params)
+    for changed, text in (
+        (dict(eps=0), "eps = 0"),
+        (dict(weight_bias=2), "weight_bias = 2"),
+        (dict(algorithm="some"), "wanted one of auto, one_shot, two_shot, pipeline"),
+        (dict(hidden=0), "hidden = 0"),
+    ):
+        with pytest.raises(cofuse.InvalidArgument, match=text):
+            cofuse.AllreduceRmsnormPlan(world.team, **{**params, **changed})
+    with pytest.raises(OverflowError, match="max_ctas = 4294967297: wanted 32 bits"):
+        cofuse.AllreduceRmsnormPlan(world.team, **params, max_ctas=(1 << 32) + 1)
+    with pytest.raises(cofuse.InvalidArgument, match="residual"):
+        plan.run(x, None, x[0], x.copy(), x.copy())
+    with pytest.raises(cofuse.InvalidArgument, match="x_source = -1: wanted an offset"):
+        plan.run(x, x, x[0], x.copy(), x.copy(), x_source=-1)
+    with pytest.raises(TypeError, match="residual: given without a weight"):
+        cofuse.allreduce_rmsnorm(x, x, team=world.team)
+
+
+class CudaStream:
+    def __init__(self, handle):
+        self.cuda_stream = handle
+
+
+class ProtocolStream:
+    def __cuda_stream__(self):
+        return (0, 7)
+
+
+def test_streams_that_do_not_fit(world):
+    q, k, v, o, lse = tensors()
+    plan = cofuse.AttentionPlan(world.team, **SHAPE)
+    for stream in (CudaStream(0), CudaStream(7), ProtocolStream()):
+        with pytest.raises(cofuse.InvalidArgument, match="kind = 2 on a world of engine"):
+            plan.forward(q, k, v, o, lse, stream=stream)
+    for stream in (3, "later", object(), CudaStream("7")):
+        with pytest.raises(TypeError, match="wanted a cofuse.Stream, a CUDA stream"):
+            plan.forward(q, k, v, o, lse, stream=stream)
+    other = cofuse.init(rank=0, size=1)
+    with pytest.raises(cofuse.InvalidArgument, match="of another world than the plan"):
+        plan.forward(q, k, v, o, lse, stream=cofuse.Stream(other))
+    with pytest.raises(AttributeError, match="a stream of the CPU"):
+        cofuse.Stream(world).cuda_stream
+    plan.forward(q, k, v, o, lse, stream="now")
+    np.testing.assert_allclose(o, 1, rtol=1e-6)
+
+
+def test_devices_named_wrongly():
+    with pytest.raises(TypeError, match="device: .*wanted a number, a UUID or None"):
+        cofuse.init(rank=0, size=1, device=1.0)
+    with pytest.raises(cofuse.InvalidArgument, match="wanted one of default, thread, shm, cuda"):
+        cofuse.init(rank=0, size=1, engine="gpu")
+    with pytest.raises((cofuse.Unsupported, cofuse.InvalidArgument), match="CUDA|cuda|device"):
+        cofuse.init(rank=0, size=1, engine="cuda", device=4000)
+    with cofuse.init(rank=0, size=1) as world:
+        assert world.device is None
+
+
 # ---- lifetime ----
 
 

@@ -20,6 +20,23 @@ def test_grad_return(ranks, transfer):
     ranks("grad_return", 3, transfer)
 
 
+@pytest.mark.parametrize("n_ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_allreduce_rmsnorm(ranks, n_ranks, dtype):
+    ranks("allreduce_rmsnorm", n_ranks, dtype)
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2, 3])
+def test_allreduce_rmsnorm_plan(ranks, n_ranks):
+    ranks("allreduce_rmsnorm_plan", n_ranks)
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2, 4])
+def test_allreduce_rmsnorm_torch(ranks, n_ranks):
+    pytest.importorskip("torch", reason="torch is not installed")
+    ranks("allreduce_rmsnorm_torch", n_ranks)
+
+
 def test_streams_keep_tensors(ranks):
     ranks("streams", 2)
 

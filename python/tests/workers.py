@@ -89,6 +89,124 @@ def grad_return(transfer):
         world.team.barrier()
 
 
+def normal(seed, *shape):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def rows_of(dtype, n_tokens, hidden, size):
+    """All ranks' x, the residual and the weight, and what rounds to the type; values are of it."""
+    def rounded(array):
+        return array.astype(dtype).astype(np.float32)
+
+    parts = [rounded(normal(50 + r, n_tokens, hidden)) for r in range(size)]
+    return parts, rounded(normal(1, n_tokens, hidden)), normal(2, hidden), rounded
+
+
+def allreduce_rmsnorm(dtype):
+    """Bit by bit what the order of operations gives: every variant, rows that are free per call."""
+    with cofuse.init() as world:
+        rank, size, team = world.rank, world.size, world.team
+        for hidden in (1, 257, 1000):
+            for n_tokens in (0, 1, 5, 70, 3):
+                parts, residual, weight, rounded = rows_of(dtype, n_tokens, hidden, size)
+                x, r = parts[rank].astype(dtype), residual.astype(dtype)
+                for is_exact in (False, True):
+                    rounding = "exact" if is_exact else "match_unfused"
+                    options = dict(team=team, eps=1e-5, weight_bias=1, rounding=rounding)
+                    ours = cofuse.allreduce_rmsnorm(x, r, weight, **options)
+                    wanted = reference.allreduce_rmsnorm(parts, residual, weight, 1e-5, rounded, 1,
+                                                         is_exact)
+                    for a, b in zip(ours, wanted):
+                        assert a.dtype == x.dtype
+                        np.testing.assert_array_equal(a.astype(np.float32), b)
+                    norm, total = cofuse.allreduce_rmsnorm(x, weight=weight, **options)
+                    wanted = reference.allreduce_rmsnorm(parts, None, weight, 1e-5, rounded, 1,
+                                                         is_exact)
+                    np.testing.assert_array_equal(norm.astype(np.float32), wanted[0])
+                    np.testing.assert_array_equal(total.astype(np.float32), wanted[1])
+                nothing, total = cofuse.allreduce_rmsnorm(x, team=team)
+                assert nothing is None
+                np.testing.assert_array_equal(total.astype(np.float32), wanted[1])
+        # Two capacities (64, 128), two roundings, two variants; "only" knows no eps or rounding.
+        assert len(team._plans) == 3 * 2 * (2 * 2 + 1)
+        team.barrier()
+
+
+def allreduce_rmsnorm_plan():
+    """In place, rows with a pitch, more than two dims, more rows than there is room for, a
+    stream, x in the arena, algorithms."""
+    import ctypes
+
+    hidden, n_tokens = 96, 30
+    with cofuse.init() as world:
+        rank, size, team = world.rank, world.size, world.team
+        parts, residual, weight, rounded = rows_of(np.float16, n_tokens, hidden, size)
+        wanted = reference.allreduce_rmsnorm(parts, residual, weight, 1e-6, rounded)
+        params = dict(dtype="f16", weight_dtype=np.float32, hidden=hidden, max_tokens=7, eps=1e-6)
+        sizes = cofuse.allreduce_rmsnorm_workspace(team, **params)
+        arena = cofuse.Arena(team, sizes["symmetric"] + (1 << 20))
+        offset = arena.alloc(2 * n_tokens * hidden)
+        memory = (ctypes.c_uint16 * (n_tokens * hidden)).from_address(
+            arena.view()["base"][rank] + offset)
+        shared = np.frombuffer(memory, np.float16).reshape(n_tokens, hidden)
+        stream = cofuse.Stream(world)
+        for algorithm in ("auto", "one_shot", "two_shot"):
+            plan = cofuse.AllreduceRmsnormPlan(team, arena=arena, algorithm=algorithm, **params)
+            assert "allreduce_rmsnorm dtype=f16" in plan.describe
+            wide = np.zeros((n_tokens, 3 * hidden), np.float16)
+            x = wide[:, hidden : 2 * hidden]
+            x[:] = parts[rank]
+            z = residual.astype(np.float16).reshape(5, 6, hidden)
+            plan.run(x, z, weight, z, x)  # in place
+            np.testing.assert_array_equal(x, wanted[0])
+            np.testing.assert_array_equal(z.reshape(n_tokens, hidden), wanted[1])
+            assert not wide[:, :hidden].any() and not wide[:, 2 * hidden :].any()
+            shared[:] = parts[rank]
+            norm, z = np.empty_like(shared), residual.astype(np.float16)
+            plan.run(shared, z, weight, z, norm, x_source=offset, stream=stream)
+            stream.sync()
+            np.testing.assert_array_equal(norm, wanted[0])
+            np.testing.assert_array_equal(z, wanted[1])
+            plan.destroy()
+        del shared, memory, x
+        team.barrier()
+
+
+def allreduce_rmsnorm_torch():
+    """bfloat16 against torch, and bit by bit; a mismatch of T is an error on all ranks."""
+    import torch
+
+    with cofuse.init() as world:
+        rank, size, team = world.rank, world.size, world.team
+
+        def rounded(array):
+            return torch.from_numpy(array).bfloat16().float().numpy()
+
+        hidden = 2048
+        parts = [rounded(normal(r, 2, 9, hidden)) for r in range(size)]
+        residual, weight = rounded(normal(8, 2, 9, hidden)), rounded(normal(9, hidden))
+        x, r, w = (torch.from_numpy(t).bfloat16() for t in (parts[rank], residual, weight))
+        norm, z = cofuse.allreduce_rmsnorm(x, r, w, team=team)
+        assert norm.dtype == z.dtype == torch.bfloat16 and norm.shape == z.shape == (2, 9, hidden)
+        total = sum(torch.from_numpy(p).double() for p in parts).bfloat16() + r
+        plain = torch.nn.functional.rms_norm(total.double(), (hidden,), w.double(), 1e-6)
+        torch.testing.assert_close(z, total, rtol=2**-7, atol=2**-7)
+        torch.testing.assert_close(norm.double(), plain, rtol=2**-6, atol=2**-6)
+        flat = [p.reshape(-1, hidden) for p in parts]
+        wanted = reference.allreduce_rmsnorm(flat, residual.reshape(-1, hidden), weight, 1e-6,
+                                             rounded)
+        for ours, theirs in zip((norm, z), wanted):
+            np.testing.assert_array_equal(ours.float().numpy().reshape(-1, hidden), theirs)
+        if size > 1:
+            try:
+                cofuse.allreduce_rmsnorm(x[:1] if rank else x, r[:1] if rank else r, w, team=team)
+            except (cofuse.Mismatch, cofuse.Poisoned) as error:
+                assert "18" in str(error) or "poison" in str(error), error
+            else:
+                raise AssertionError("no exception")
+        team.barrier()
+
+
 def teams():
     with cofuse.init() as world:
         inner, outer = world.team.split(2)

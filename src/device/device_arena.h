@@ -22,6 +22,12 @@ struct cofd_binding {
     uint32_t epoch, direction;
     uint64_t digest;
     uint32_t mark[COFI_MARKS]; /* last-use epochs; 0: not since the last reset */
+    /* In the slab: what kernels signal by the data itself; zero at the beginning and after a reset. */
+    uint64_t tagged_offset, tagged_bytes;
+    /* Of a call that one kernel of several blocks makes (grid_call.h). */
+    uint32_t arrived, finished; /* blocks */
+    uint64_t gate;              /* 0: closed */
+    uint32_t recorded, unused;  /* epoch of the call whose record was written */
 };
 
 struct cofd_arena {

@@ -87,6 +87,13 @@ COFD_FN void cofd_set_words(const struct cofd_arena *a, uint64_t words_offset, u
             (uint64_t *)&cofd_line(a, a->rank, words_offset, purpose, (int)w)->value, value);
 }
 
+COFD_FN void cofd_clear_tagged(const struct cofd_arena *a, const struct cofd_binding *b)
+{
+    uint64_t *at = (uint64_t *)(void *)(a->base[a->rank] + b->tagged_offset);
+    for (uint64_t i = cofd_thread(); i < b->tagged_bytes / sizeof *at; i += cofd_n_threads())
+        cofd_store_relaxed_sys(at + i, 0);
+}
+
 COFD_FN void cofd_reset_words(struct cofd_arena *a, uint32_t before)
 {
     cofd_set_words(a, cofd_words_of_arena(), COFI_END_ACK, before);
@@ -98,6 +105,8 @@ COFD_FN void cofd_reset_words(struct cofd_arena *a, uint32_t before)
         if (b && cofd_thread() == 0)
             for (int m = 0; m < COFI_MARKS; m++)
                 b->mark[m] = 0;
+        if (b)
+            cofd_clear_tagged(a, b);
     }
     cofd_block_sync();
 }

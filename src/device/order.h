@@ -15,8 +15,10 @@
 
 #ifdef __CUDACC__
 #define COFD_FN static __device__ __forceinline__
+#define COFD_RARE static __device__ __noinline__ /* keeps its registers out of fast paths */
 #else
 #define COFD_FN static inline
+#define COFD_RARE static inline
 #include <time.h>
 #endif
 
@@ -66,6 +68,37 @@ COFD_FN void cofd_store_release_gpu(uint64_t *at, uint64_t value)
     asm volatile("st.release.gpu.global.u64 [%0], %1;" : : "l"(at), "l"(value) : "memory");
 }
 
+COFD_FN uint32_t cofd_load_relaxed_gpu_u32(const uint32_t *at)
+{
+    uint32_t value;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+    return value;
+}
+
+COFD_FN uint64_t cofd_load_relaxed_gpu(const uint64_t *at)
+{
+    uint64_t value;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+    return value;
+}
+
+/* Returns what was there. */
+COFD_FN uint32_t cofd_add_gpu_u32(uint32_t *at, uint32_t n)
+{
+    uint32_t old;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
+                 : "=r"(old) : "l"(at), "r"(n) : "memory");
+    return old;
+}
+
+COFD_FN uint32_t cofd_exchange_gpu_u32(uint32_t *at, uint32_t value)
+{
+    uint32_t old;
+    asm volatile("atom.acq_rel.gpu.global.exch.b32 %0, [%1], %2;"
+                 : "=r"(old) : "l"(at), "r"(value) : "memory");
+    return old;
+}
+
 /* True for the one that changes 0 to `value`. */
 COFD_FN bool cofd_claim_gpu(uint64_t *at, uint64_t value)
 {
@@ -92,6 +125,21 @@ COFD_FN void cofd_load2_relaxed_sys(const uint64_t *at, uint64_t value[2])
 COFD_FN void cofd_store2_relaxed_sys(uint64_t *at, const uint64_t value[2])
 {
     asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};"
+                 : : "l"(at), "l"(value[0]), "l"(value[1]) : "memory");
+}
+
+/* 16 bytes that are single-copy atomic as one. */
+COFD_FN void cofd_load16_relaxed_sys(const uint64_t *at, uint64_t value[2])
+{
+    asm volatile("{\n\t.reg .b128 whole;\n\tld.relaxed.sys.global.b128 whole, [%2];\n\t"
+                 "mov.b128 {%0, %1}, whole;\n\t}"
+                 : "=l"(value[0]), "=l"(value[1]) : "l"(at) : "memory");
+}
+
+COFD_FN void cofd_store16_relaxed_sys(uint64_t *at, const uint64_t value[2])
+{
+    asm volatile("{\n\t.reg .b128 whole;\n\tmov.b128 whole, {%1, %2};\n\t"
+                 "st.relaxed.sys.global.b128 [%0], whole;\n\t}"
                  : : "l"(at), "l"(value[0]), "l"(value[1]) : "memory");
 }
 
@@ -127,6 +175,22 @@ COFD_FN void cofd_block_sync(void)
 COFD_FN bool cofd_block_all(bool is_true)
 {
     return __syncthreads_and(is_true) != 0;
+}
+
+COFD_FN uint32_t cofd_block(void)
+{
+    return blockIdx.x;
+}
+
+COFD_FN uint32_t cofd_n_blocks(void)
+{
+    return gridDim.x;
+}
+
+/* Whether it is true of the eight threads, neighbours in a warp, that handle one line together. */
+COFD_FN bool cofd_eight_all(bool is_true)
+{
+    return __all_sync(0xffu << (threadIdx.x & 24), is_true) != 0;
 }
 
 #else /* the host: a block is one thread */
@@ -166,6 +230,26 @@ COFD_FN void cofd_store_release_gpu(uint64_t *at, uint64_t value)
     __atomic_store_n(at, value, __ATOMIC_RELEASE);
 }
 
+COFD_FN uint32_t cofd_load_relaxed_gpu_u32(const uint32_t *at)
+{
+    return __atomic_load_n(at, __ATOMIC_RELAXED);
+}
+
+COFD_FN uint64_t cofd_load_relaxed_gpu(const uint64_t *at)
+{
+    return __atomic_load_n(at, __ATOMIC_RELAXED);
+}
+
+COFD_FN uint32_t cofd_add_gpu_u32(uint32_t *at, uint32_t n)
+{
+    return __atomic_fetch_add(at, n, __ATOMIC_ACQ_REL);
+}
+
+COFD_FN uint32_t cofd_exchange_gpu_u32(uint32_t *at, uint32_t value)
+{
+    return __atomic_exchange_n(at, value, __ATOMIC_ACQ_REL);
+}
+
 COFD_FN bool cofd_claim_gpu(uint64_t *at, uint64_t value)
 {
     uint64_t expected = 0;
@@ -189,6 +273,19 @@ COFD_FN void cofd_store2_relaxed_sys(uint64_t *at, const uint64_t value[2])
 {
     cofd_store_relaxed_sys(at, value[0]);
     cofd_store_relaxed_sys(at + 1, value[1]);
+}
+
+/* Without an access of 16 bytes the second word stands for both: stored last, looked at first. */
+COFD_FN void cofd_load16_relaxed_sys(const uint64_t *at, uint64_t value[2])
+{
+    value[1] = cofd_load_acquire_sys(at + 1);
+    value[0] = cofd_load_relaxed_sys(at);
+}
+
+COFD_FN void cofd_store16_relaxed_sys(uint64_t *at, const uint64_t value[2])
+{
+    cofd_store_relaxed_sys(at, value[0]);
+    cofd_store_release_sys(at + 1, value[1]);
 }
 
 COFD_FN uint64_t cofd_now_ns(void)
@@ -222,6 +319,22 @@ COFD_FN bool cofd_block_all(bool is_true)
 {
     return is_true;
 }
+
+COFD_FN uint32_t cofd_block(void)
+{
+    return 0;
+}
+
+COFD_FN uint32_t cofd_n_blocks(void)
+{
+    return 1;
+}
+
+COFD_FN bool cofd_eight_all(bool is_true)
+{
+    return is_true;
+}
+
 
 #endif
 #endif

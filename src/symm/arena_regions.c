@@ -163,7 +163,9 @@ static cof_status place_words(cof_arena *a, const struct cofi_binding_spec *spec
                               struct cofi_region **region_out)
 {
     COF_TRY(drop_released(a));
-    *region_out = place_region(a, cofi_arena_words_bytes(a->n_ranks, spec->n_purposes),
+    *region_out = place_region(a,
+                               cofi_arena_words_bytes(a->n_ranks, spec->n_purposes) +
+                                   cofi_round_up(spec->tagged_bytes, COFI_LINE),
                                cofi_round_up(spec->payload_bytes, COFI_LINE));
     return cofi_team_agree(a->team, "arena words", *region_out ? COF_OK : COF_ERR_NOMEM);
 }
@@ -171,7 +173,8 @@ static cof_status place_words(cof_arena *a, const struct cofi_binding_spec *spec
 static cof_status open_private(cof_team *team, const struct cofi_binding_spec *spec,
                                cof_arena **out)
 {
-    size_t bytes = cofi_arena_plan_bytes(team->n_ranks, spec->payload_bytes, spec->n_purposes);
+    size_t bytes = cofi_arena_plan_bytes(team->n_ranks, spec->payload_bytes, spec->n_purposes) +
+                   cofi_round_up(spec->tagged_bytes, COFI_LINE);
     return cofi_arena_open(team, &(struct cofi_arena_spec){.bytes = bytes, .is_private = true},
                            COF_OK, out);
 }
@@ -188,7 +191,10 @@ cof_status cofi_arena_bind(cof_team *team, cof_arena *a, const struct cofi_bindi
     if (status == COF_OK) {
         *b = (struct cofi_binding){.arena = a, .op = spec->op, .n_purposes = spec->n_purposes,
                                    .acks = spec->acks, .ordinal = team->n_plans,
-                                   .words_offset = a->data_offset + region->offset};
+                                   .words_offset = a->data_offset + region->offset,
+                                   .tagged_bytes = cofi_round_up(spec->tagged_bytes, COFI_LINE)};
+        b->tagged_offset =
+            b->words_offset + cofi_arena_words_bytes(a->n_ranks, spec->n_purposes);
         pthread_mutex_lock(&a->lock);
         region->binding = b;
         pthread_mutex_unlock(&a->lock);

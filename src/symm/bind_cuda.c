@@ -19,8 +19,12 @@ static cof_status copy_binding(const struct cofi_binding *b, struct cofd_binding
     const struct cofi_cuda_arena *m = cofi_cuda_arena(b->arena);
     struct cofd_binding d = {.arena = m->on_device, .words_offset = b->words_offset,
                              .ordinal = b->ordinal, .n_purposes = (uint32_t)b->n_purposes,
-                             .acks = b->acks};
+                             .acks = b->acks, .tagged_offset = b->tagged_offset,
+                             .tagged_bytes = b->tagged_bytes};
     memcpy(d.name, b->op, strnlen(b->op, sizeof d.name));
+    if (b->tagged_bytes)
+        COF_CUDA(cudaMemsetAsync(b->arena->base[b->arena->rank] + b->tagged_offset, 0,
+                                 b->tagged_bytes, m->setup));
     COF_CUDA(cudaMemcpyAsync(at, &d, sizeof d, cudaMemcpyHostToDevice, m->setup));
     COF_CUDA(cudaStreamSynchronize(m->setup));
     return COF_OK;

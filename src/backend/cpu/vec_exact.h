@@ -12,6 +12,7 @@
 #include "core/tensor.h"
 
 #define COFI_EXACT_SEGMENT 256 /* elements of a row whose squares form one tree */
+#define COFI_EXACT_MAX_SOURCES 16
 
 /* sum[i] = src[0][i] + src[1][i] + ...          in this order
  * z[i]   = exact ? sum[i] + residual[i] : round(round(sum[i]) + residual[i])
@@ -21,13 +22,23 @@
  * within one a balanced binary tree over neighbours, filled up with 0; the segments in order. */
 struct cofi_exact_row {
     const void *const *src; /* n_src rows, in the type of sources */
-    int n_src;              /* >= 1 */
+    int n_src;              /* 1 .. 16 */
     int64_t n;
     bool exact;
     const void *residual; /* this and below: NULL where there is none, or it is not wanted */
-    void *out;            /* may be `residual` */
+    void *out;            /* may be `residual`, or a source of the same type */
     float *z;
     float *squares;
+};
+
+/* dst[i] = round((z[i] * inv) * weight[i]); with `bias`: * (weight[i] + 1) */
+struct cofi_exact_norm {
+    void *dst; /* may be `z` of the same type */
+    const void *z, *weight;
+    enum cofi_elem z_elem, weight_elem; /* the type of dst, or fp32 */
+    float inv;
+    bool bias;
+    int64_t n;
 };
 
 struct cofi_exact_ops {
@@ -40,18 +51,9 @@ struct cofi_exact_ops {
     void (*row_f32_to_bf16)(const struct cofi_exact_row *row);
     void (*row_f32_to_f16)(const struct cofi_exact_row *row);
 
-    /* dst[i] = round((z[i] * inv) * weight[i]); with `bias`: * (weight[i] + 1). weight of the type
-     * of dst, or fp32 (_w32). */
-    void (*norm_f32)(void *dst, const float *z, float inv, const void *weight, bool bias,
-                     int64_t n);
-    void (*norm_bf16)(void *dst, const float *z, float inv, const void *weight, bool bias,
-                      int64_t n);
-    void (*norm_f16)(void *dst, const float *z, float inv, const void *weight, bool bias,
-                     int64_t n);
-    void (*norm_bf16_w32)(void *dst, const float *z, float inv, const void *weight, bool bias,
-                          int64_t n);
-    void (*norm_f16_w32)(void *dst, const float *z, float inv, const void *weight, bool bias,
-                         int64_t n);
+    void (*norm_f32)(const struct cofi_exact_norm *norm);
+    void (*norm_bf16)(const struct cofi_exact_norm *norm);
+    void (*norm_f16)(const struct cofi_exact_norm *norm);
 };
 
 extern const struct cofi_exact_ops cofi_exact_scalar, cofi_exact_avx2, cofi_exact_avx512;
@@ -70,20 +72,13 @@ static inline void cofi_exact_row(const struct cofi_exact_ops *ops, enum cofi_el
     }
 }
 
-/* `weight_elem` likewise. */
 static inline void cofi_exact_norm(const struct cofi_exact_ops *ops, enum cofi_elem elem,
-                                   enum cofi_elem weight_elem, void *dst, const float *z, float inv,
-                                   const void *weight, bool bias, int64_t n)
+                                   const struct cofi_exact_norm *norm)
 {
-    bool same = weight_elem == elem;
     switch (elem) {
-    case COFI_ELEM_F32: ops->norm_f32(dst, z, inv, weight, bias, n); break;
-    case COFI_ELEM_BF16:
-        (same ? ops->norm_bf16 : ops->norm_bf16_w32)(dst, z, inv, weight, bias, n);
-        break;
-    case COFI_ELEM_F16:
-        (same ? ops->norm_f16 : ops->norm_f16_w32)(dst, z, inv, weight, bias, n);
-        break;
+    case COFI_ELEM_F32: ops->norm_f32(norm); break;
+    case COFI_ELEM_BF16: ops->norm_bf16(norm); break;
+    case COFI_ELEM_F16: ops->norm_f16(norm); break;
     }
 }
 

@@ -4,6 +4,8 @@
  * -ffp-contract=off: a square and the addition of it are two roundings on every machine. */
 #include "backend/cpu/vec_exact.h"
 
+#include <string.h>
+
 #ifndef COFI_VEC_SUFFIX
 #define COFI_VEC_SUFFIX scalar
 #define COFI_VEC_WIDTH 4
@@ -14,143 +16,139 @@
 #endif
 
 #define W COFI_VEC_WIDTH
-#define N_BLOCK 4 /* vectors that are summed together: enough to hide the latency of an addition */
-#define N_SQUARES (COFI_EXACT_SEGMENT / W)
+#define N_PAIRS 2 /* pairs of vectors that are summed together, to hide the latency of additions */
+#define BLOCK (N_PAIRS * 2 * W)
+#define N_SUMS (COFI_EXACT_SEGMENT / (2 * W)) /* vectors of sums of two neighbours */
 #define INLINE static inline __attribute__((always_inline))
 
 #include "backend/cpu/vec_lanes.h"
 
-_Static_assert(N_SQUARES % N_BLOCK == 0, "a segment is whole blocks");
+_Static_assert(COFI_EXACT_SEGMENT % BLOCK == 0, "a segment is whole blocks");
 
-#define EVEN_LANES_4 0, 2, 4, 6
-#define EVEN_LANES_8 EVEN_LANES_4, 8, 10, 12, 14
-#define EVEN_LANES_16 EVEN_LANES_8, 16, 18, 20, 22, 24, 26, 28, 30
-#define EVEN_LANES_JOIN(n) EVEN_LANES_##n
-#define EVEN_LANES(n) EVEN_LANES_JOIN(n)
+/* Lanes of two vectors after each other, by groups of 4: the even ones, the odd ones; the order
+ * that makes of such a result what even or odd lanes of the whole would be. */
+#if W == 4
+#define IN_GROUPS(i) i, i + 2, i + 4, i + 6
+#define ORDER 0, 1, 2, 3
+#define INTERLEAVE(i) i, i + 4, i + 1, i + 5
+#elif W == 8
+#define IN_GROUPS(i) i, i + 2, i + 8, i + 10, i + 4, i + 6, i + 12, i + 14
+#define ORDER 0, 1, 4, 5, 2, 3, 6, 7
+#define INTERLEAVE(i) i, i + 8, i + 1, i + 9, i + 2, i + 10, i + 3, i + 11
+#else
+#define IN_GROUPS(i)                                                                               \
+    i, i + 2, i + 16, i + 18, i + 4, i + 6, i + 20, i + 22, i + 8, i + 10, i + 24, i + 26, i + 12, \
+        i + 14, i + 28, i + 30
+#define ORDER 0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15
+#define INTERLEAVE(i)                                                                              \
+    i, i + 16, i + 1, i + 17, i + 2, i + 18, i + 3, i + 19, i + 4, i + 20, i + 5, i + 21, i + 6,   \
+        i + 22, i + 7, i + 23
+#endif
 
 /* ---- elements ------------------------------------------------------------------------------- */
 
-INLINE vf load_elem(enum cofi_elem elem, const void *src, int64_t i)
-{
-    return elem == COFI_ELEM_F32 ? load((const float *)src + i)
-                                 : load_half(elem, (const uint16_t *)src + i);
-}
-
-/* The first n < W elements, then +0. */
-INLINE vf load_part_elem(enum cofi_elem elem, const void *src, int64_t i, int64_t n)
-{
-    return elem == COFI_ELEM_F32 ? load_part((const float *)src + i, n, 0)
-                                 : load_part_half(elem, (const uint16_t *)src + i, n);
-}
+/* 2 W elements. As bf16 has them in memory, a has the even ones and b the odd ones: that takes no
+ * shuffles. Otherwise a has the first W and b the others. The arrangement `as` is that of the type
+ * a kernel writes; all it reads comes in the same. */
+struct pair {
+    vf a, b;
+};
 
 INLINE vf one_nan(vf x)
 {
     return blend((vi)(x != x), (vf)((vi){0} + 0x7fffffff), x);
 }
 
-INLINE void store_elem(enum cofi_elem elem, void *dst, int64_t i, vf x)
+INLINE vf in_order(vf x)
 {
-    if (elem == COFI_ELEM_F32)
-        store((float *)dst + i, one_nan(x));
-    else
-        store_half(elem, (uint16_t *)dst + i, one_nan(x));
+    return __builtin_shufflevector(x, x, ORDER);
 }
 
-INLINE void store_part_elem(enum cofi_elem elem, void *dst, int64_t i, vf x, int64_t n)
+INLINE struct pair load_pair(enum cofi_elem as, enum cofi_elem elem, const void *src, int64_t i)
 {
-    if (elem == COFI_ELEM_F32)
-        store_part((float *)dst + i, one_nan(x), n);
-    else
-        store_part_half(elem, (uint16_t *)dst + i, one_nan(x), n);
+    const float *word = (const float *)src + i;
+    const uint16_t *half = (const uint16_t *)src + i;
+    if (elem == COFI_ELEM_BF16) {
+        vu both = (vu)*(const vh2_mem *)half;
+        return (struct pair){(vf)(both << 16), (vf)(both & 0xffff0000u)};
+    }
+    if (elem == COFI_ELEM_F16)
+        return (struct pair){load_f16(half), load_f16(half + W)};
+    struct pair x = {load(word), load(word + W)};
+    if (as != COFI_ELEM_BF16)
+        return x;
+    return (struct pair){in_order(__builtin_shufflevector(x.a, x.b, IN_GROUPS(0))),
+                         in_order(__builtin_shufflevector(x.a, x.b, IN_GROUPS(1)))};
 }
 
-INLINE void store_block(enum cofi_elem elem, void *dst, int64_t i, const vf x[N_BLOCK])
+/* Numbers of the type, or any fp32 for fp32. A bf16 has its NaN already. */
+INLINE void store_pair(enum cofi_elem elem, void *dst, int64_t i, struct pair x)
 {
-    for (int u = 0; u < N_BLOCK; u += 2)
-        if (elem == COFI_ELEM_BF16) {
-            store_pair_bf16((uint16_t *)dst + i + u * W, one_nan(x[u]), one_nan(x[u + 1]));
-        } else {
-            store_elem(elem, dst, i + u * W, x[u]);
-            store_elem(elem, dst, i + (u + 1) * W, x[u + 1]);
-        }
+    uint16_t *half = (uint16_t *)dst + i;
+    if (elem == COFI_ELEM_BF16) {
+        *(vh2_mem *)half = (vh2)((vu)x.a >> 16 | (vu)x.b);
+    } else if (elem == COFI_ELEM_F16) {
+        store_f16(half, one_nan(x.a));
+        store_f16(half + W, one_nan(x.b));
+    } else {
+        store((float *)dst + i, one_nan(x.a));
+        store((float *)dst + i + W, one_nan(x.b));
+    }
 }
 
-/* To the type and back. */
-INLINE vf rounded(enum cofi_elem elem, vf x)
+INLINE void store_words(enum cofi_elem as, float *dst, int64_t i, struct pair x)
 {
-    return elem == COFI_ELEM_BF16  ? (vf)(round_bf16(x) & 0xffff0000u)
-           : elem == COFI_ELEM_F16 ? from_f16(to_f16(x))
-                                   : x;
+    bool split = as == COFI_ELEM_BF16;
+    store(dst + i, split ? __builtin_shufflevector(x.a, x.b, INTERLEAVE(0)) : x.a);
+    store(dst + i + W, split ? __builtin_shufflevector(x.a, x.b, INTERLEAVE(W / 2)) : x.b);
+}
+
+/* To the type and back. A NaN becomes the one that bf16 stores. */
+INLINE vf rounded_to_bf16(vf x)
+{
+    vu bits = (vu)x;
+    vu rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u;
+    return blend((vi)(x != x), (vf)((vi){0} + 0x7fff0000), (vf)rounded);
+}
+
+INLINE struct pair rounded(enum cofi_elem elem, struct pair x)
+{
+    if (elem == COFI_ELEM_BF16)
+        return (struct pair){rounded_to_bf16(x.a), rounded_to_bf16(x.b)};
+    if (elem == COFI_ELEM_F16)
+        return (struct pair){from_f16(to_f16(x.a)), from_f16(to_f16(x.b))};
+    return x;
+}
+
+INLINE struct pair plus(struct pair x, struct pair y)
+{
+    return (struct pair){x.a + y.a, x.b + y.b};
 }
 
 /* ---- sums ----------------------------------------------------------------------------------- */
 
-INLINE vf add_residual(enum cofi_elem elem, bool exact, vf sum, vf residual)
+/* Sums of neighbours of x and y after each other, in order. */
+INLINE vf neighbours(vf x, vf y)
 {
-    return exact ? sum + residual : rounded(elem, rounded(elem, sum) + residual);
+    return in_order(__builtin_shufflevector(x, y, IN_GROUPS(0)) +
+                    __builtin_shufflevector(x, y, IN_GROUPS(1)));
 }
 
-INLINE void row_block(enum cofi_elem src, enum cofi_elem elem, bool exact,
-                      const struct cofi_exact_row *row, int64_t i, vf squares[N_BLOCK])
+/* Of squares: the first level of the tree. */
+INLINE vf squares_of(enum cofi_elem as, struct pair x)
 {
-    vf x[N_BLOCK];
-    for (int u = 0; u < N_BLOCK; u++)
-        x[u] = load_elem(src, row->src[0], i + u * W);
-    for (int r = 1; r < row->n_src; r++)
-        for (int u = 0; u < N_BLOCK; u++)
-            x[u] += load_elem(src, row->src[r], i + u * W);
-    if (row->residual)
-        for (int u = 0; u < N_BLOCK; u++)
-            x[u] = add_residual(elem, exact, x[u], load_elem(elem, row->residual, i + u * W));
-    else if (!exact)
-        for (int u = 0; u < N_BLOCK; u++)
-            x[u] = rounded(elem, x[u]);
-    if (row->out)
-        store_block(elem, row->out, i, x);
-    if (row->z)
-        for (int u = 0; u < N_BLOCK; u++)
-            store(row->z + i + u * W, x[u]);
-    for (int u = 0; u < N_BLOCK; u++)
-        squares[u] = x[u] * x[u];
+    vf a = x.a * x.a, b = x.b * x.b;
+    return as == COFI_ELEM_BF16 ? a + b : neighbours(a, b);
 }
 
-/* n <= W elements. */
-INLINE vf row_part(enum cofi_elem src, enum cofi_elem elem, bool exact,
-                   const struct cofi_exact_row *row, int64_t i, int64_t n)
-{
-    vf x = load_part_elem(src, row->src[0], i, n);
-    for (int r = 1; r < row->n_src; r++)
-        x += load_part_elem(src, row->src[r], i, n);
-    if (row->residual)
-        x = add_residual(elem, exact, x, load_part_elem(elem, row->residual, i, n));
-    else if (!exact)
-        x = rounded(elem, x);
-    if (row->out)
-        store_part_elem(elem, row->out, i, x, n);
-    if (row->z)
-        store_part(row->z + i, x, n);
-    return x * x; /* what was filled up is +0 */
-}
-
-/* Sums of neighbours: half as many vectors. */
-INLINE void tree_level(vf *x, int n)
-{
-    for (int j = 0; j < n / 2; j++)
-        x[j] = __builtin_shufflevector(x[2 * j], x[2 * j + 1], EVEN_LANES(W)) +
-               __builtin_shufflevector(x[2 * j], x[2 * j + 1], ODD_LANES(W));
-}
-
-INLINE float tree(vf x[N_SQUARES])
+INLINE float tree(vf x[N_SUMS])
 {
     float lanes[W];
-    if (N_SQUARES > 32)
-        tree_level(x, 64);
-    if (N_SQUARES > 16)
-        tree_level(x, 32);
-    tree_level(x, 16);
-    tree_level(x, 8);
-    tree_level(x, 4);
-    tree_level(x, 2);
+#pragma GCC unroll 8
+    for (int n = N_SUMS / 2; n; n /= 2)
+#pragma GCC unroll 16
+        for (int j = 0; j < n; j++)
+            x[j] = neighbours(x[2 * j], x[2 * j + 1]);
     store(lanes, x[0]);
     for (int n = W / 2; n; n /= 2)
         for (int j = 0; j < n; j++)
@@ -158,42 +156,97 @@ INLINE float tree(vf x[N_SQUARES])
     return lanes[0];
 }
 
+INLINE void row_block(enum cofi_elem src, enum cofi_elem elem, bool exact,
+                      const struct cofi_exact_row *row, int64_t i, vf sums[N_PAIRS])
+{
+    struct pair x[N_PAIRS];
+    for (int u = 0; u < N_PAIRS; u++)
+        x[u] = load_pair(elem, src, row->src[0], i + u * 2 * W);
+    for (int r = 1; r < row->n_src; r++)
+        for (int u = 0; u < N_PAIRS; u++)
+            x[u] = plus(x[u], load_pair(elem, src, row->src[r], i + u * 2 * W));
+    for (int u = 0; u < N_PAIRS; u++)
+        x[u] = exact ? x[u] : rounded(elem, x[u]);
+    if (row->residual)
+        for (int u = 0; u < N_PAIRS; u++) {
+            x[u] = plus(x[u], load_pair(elem, elem, row->residual, i + u * 2 * W));
+            x[u] = exact ? x[u] : rounded(elem, x[u]);
+        }
+    if (row->out)
+        for (int u = 0; u < N_PAIRS; u++)
+            store_pair(elem, row->out, i + u * 2 * W, exact ? rounded(elem, x[u]) : x[u]);
+    if (row->z)
+        for (int u = 0; u < N_PAIRS; u++)
+            store_words(elem, row->z, i + u * 2 * W, x[u]);
+    if (row->squares)
+        for (int u = 0; u < N_PAIRS; u++)
+            sums[u] = squares_of(elem, x[u]);
+}
+
+INLINE float row_segment(enum cofi_elem src, enum cofi_elem elem, bool exact,
+                         const struct cofi_exact_row *row, int64_t i)
+{
+    vf sums[N_SUMS];
+    for (int j = 0; j < N_SUMS; j += N_PAIRS)
+        row_block(src, elem, exact, row, i + j * 2 * W, sums + j);
+    return row->squares ? tree(sums) : 0;
+}
+
+/* The last n < 256 elements: a segment of their copies, filled up with 0. */
+INLINE float row_end(enum cofi_elem src, enum cofi_elem elem, bool exact,
+                     const struct cofi_exact_row *row, int64_t i, int64_t n)
+{
+    float z[COFI_EXACT_SEGMENT], sources[COFI_EXACT_MAX_SOURCES][COFI_EXACT_SEGMENT];
+    float residual[COFI_EXACT_SEGMENT] = {0}, out[COFI_EXACT_SEGMENT];
+    const void *src_rows[COFI_EXACT_MAX_SOURCES];
+    size_t src_bytes = (size_t)cofi_elem_bytes(src), bytes = (size_t)cofi_elem_bytes(elem);
+    for (int r = 0; r < row->n_src; r++) {
+        memset(sources[r], 0, sizeof sources[r]);
+        memcpy(sources[r], (const char *)row->src[r] + (size_t)i * src_bytes,
+               (size_t)n * src_bytes);
+        src_rows[r] = sources[r];
+    }
+    if (row->residual)
+        memcpy(residual, (const char *)row->residual + (size_t)i * bytes, (size_t)n * bytes);
+    const struct cofi_exact_row copy = {.src = src_rows, .n_src = row->n_src,
+                                        .residual = row->residual ? residual : NULL,
+                                        .out = row->out ? out : NULL, .z = row->z ? z : NULL,
+                                        .squares = row->squares};
+    float sum = row_segment(src, elem, exact, &copy, 0);
+    if (row->out)
+        memcpy((char *)row->out + (size_t)i * bytes, out, (size_t)n * bytes);
+    if (row->z)
+        memcpy(row->z + i, z, (size_t)n * sizeof *z);
+    return sum;
+}
+
 INLINE void whole_row(enum cofi_elem src, enum cofi_elem elem, bool exact,
                       const struct cofi_exact_row *row)
 {
-    vf squares[N_SQUARES];
     int64_t i = 0;
     float total = 0;
-    for (; i + COFI_EXACT_SEGMENT <= row->n; i += COFI_EXACT_SEGMENT) {
-        for (int j = 0; j < N_SQUARES; j += N_BLOCK)
-            row_block(src, elem, exact, row, i + j * W, squares + j);
-        if (row->squares)
-            total += tree(squares);
-    }
-    if (i < row->n) {
-        for (int j = 0; j < N_SQUARES; j++) {
-            int64_t at = i + j * W, n = row->n - at < W ? row->n - at : W;
-            squares[j] = n > 0 ? row_part(src, elem, exact, row, at, n) : (vf){0};
-        }
-        if (row->squares)
-            total += tree(squares);
-    }
+    for (; i + COFI_EXACT_SEGMENT <= row->n; i += COFI_EXACT_SEGMENT)
+        total += row_segment(src, elem, exact, row, i);
+    if (i < row->n)
+        total += row_end(src, elem, exact, row, i, row->n - i);
     if (row->squares)
         *row->squares = total;
 }
 
-/* `exact` as a constant: two loops instead of a choice for every vector. */
+/* `exact` as a constant: two loops instead of a choice for every vector; a copy of the row's
+ * description: what is stored cannot change it. */
 INLINE void any_row(enum cofi_elem src, enum cofi_elem elem, const struct cofi_exact_row *row)
 {
-    if (row->exact)
-        whole_row(src, elem, true, row);
+    const struct cofi_exact_row copy = *row;
+    if (elem == COFI_ELEM_F32 || row->exact) /* in fp32 the same either way */
+        whole_row(src, elem, true, &copy);
     else
-        whole_row(src, elem, false, row);
+        whole_row(src, elem, false, &copy);
 }
 
 static void row_f32(const struct cofi_exact_row *row)
 {
-    whole_row(COFI_ELEM_F32, COFI_ELEM_F32, true, row); /* the same either way */
+    any_row(COFI_ELEM_F32, COFI_ELEM_F32, row);
 }
 
 static void row_bf16(const struct cofi_exact_row *row)
@@ -223,36 +276,61 @@ INLINE vf normed(vf z, float inv, vf weight, bool bias)
     return (z * inv) * (bias ? weight + 1.0f : weight);
 }
 
-INLINE void norm(enum cofi_elem elem, enum cofi_elem weight_elem, void *dst, const float *z,
-                 float inv, const void *weight, bool bias, int64_t n)
+INLINE void norm_pair(enum cofi_elem z_elem, enum cofi_elem weight_elem, enum cofi_elem elem,
+                      const struct cofi_exact_norm *m, void *dst, const void *z,
+                      const void *weight, int64_t i)
 {
-    int64_t i = 0;
-    for (; i + N_BLOCK * W <= n; i += N_BLOCK * W) {
-        vf x[N_BLOCK];
-        for (int u = 0; u < N_BLOCK; u++)
-            x[u] = normed(load(z + i + u * W), inv, load_elem(weight_elem, weight, i + u * W),
-                          bias);
-        store_block(elem, dst, i, x);
-    }
-    for (int64_t k; i < n; i += k) {
-        k = n - i < W ? n - i : W;
-        vf x = normed(load_part(z + i, k, 0), inv, load_part_elem(weight_elem, weight, i, k), bias);
-        store_part_elem(elem, dst, i, x, k);
-    }
+    struct pair x = load_pair(elem, z_elem, z, i), w = load_pair(elem, weight_elem, weight, i);
+    x.a = normed(x.a, m->inv, w.a, m->bias);
+    x.b = normed(x.b, m->inv, w.b, m->bias);
+    store_pair(elem, dst, i, rounded(elem, x));
 }
 
-#define NORM(name, elem, weight_elem)                                                              \
-    static void name(void *dst, const float *z, float inv, const void *weight, bool bias,          \
-                     int64_t n)                                                                    \
-    {                                                                                              \
-        norm(elem, weight_elem, dst, z, inv, weight, bias, n);                                     \
-    }
+INLINE void norm(enum cofi_elem z_elem, enum cofi_elem weight_elem, enum cofi_elem elem,
+                 const struct cofi_exact_norm *m)
+{
+    const struct cofi_exact_norm copy = *m; /* as in any_row */
+    int64_t i = 0;
+    for (; i + 2 * W <= copy.n; i += 2 * W)
+        norm_pair(z_elem, weight_elem, elem, &copy, copy.dst, copy.z, copy.weight, i);
+    if (i == m->n)
+        return;
+    float z[2 * W] = {0}, weight[2 * W] = {0}, out[2 * W];
+    size_t n = (size_t)(m->n - i), z_bytes = (size_t)cofi_elem_bytes(z_elem);
+    size_t weight_bytes = (size_t)cofi_elem_bytes(weight_elem);
+    size_t bytes = (size_t)cofi_elem_bytes(elem);
+    memcpy(z, (const char *)m->z + (size_t)i * z_bytes, n * z_bytes);
+    memcpy(weight, (const char *)m->weight + (size_t)i * weight_bytes, n * weight_bytes);
+    norm_pair(z_elem, weight_elem, elem, m, out, z, weight, 0);
+    memcpy((char *)m->dst + (size_t)i * bytes, out, n * bytes);
+}
 
-NORM(norm_f32, COFI_ELEM_F32, COFI_ELEM_F32)
-NORM(norm_bf16, COFI_ELEM_BF16, COFI_ELEM_BF16)
-NORM(norm_f16, COFI_ELEM_F16, COFI_ELEM_F16)
-NORM(norm_bf16_w32, COFI_ELEM_BF16, COFI_ELEM_F32)
-NORM(norm_f16_w32, COFI_ELEM_F16, COFI_ELEM_F32)
+INLINE void norm_half(enum cofi_elem elem, const struct cofi_exact_norm *m)
+{
+    if (m->z_elem == elem && m->weight_elem == elem)
+        norm(elem, elem, elem, m);
+    else if (m->z_elem == elem)
+        norm(elem, COFI_ELEM_F32, elem, m);
+    else if (m->weight_elem == elem)
+        norm(COFI_ELEM_F32, elem, elem, m);
+    else
+        norm(COFI_ELEM_F32, COFI_ELEM_F32, elem, m);
+}
+
+static void norm_f32(const struct cofi_exact_norm *m)
+{
+    norm(COFI_ELEM_F32, COFI_ELEM_F32, COFI_ELEM_F32, m);
+}
+
+static void norm_bf16(const struct cofi_exact_norm *m)
+{
+    norm_half(COFI_ELEM_BF16, m);
+}
+
+static void norm_f16(const struct cofi_exact_norm *m)
+{
+    norm_half(COFI_ELEM_F16, m);
+}
 
 #define JOIN_TEXT(a, b) a##b
 #define JOIN(a, b) JOIN_TEXT(a, b)
@@ -269,6 +347,4 @@ const struct cofi_exact_ops JOIN(cofi_exact_, COFI_VEC_SUFFIX) = {
     .norm_f32 = norm_f32,
     .norm_bf16 = norm_bf16,
     .norm_f16 = norm_f16,
-    .norm_bf16_w32 = norm_bf16_w32,
-    .norm_f16_w32 = norm_f16_w32,
 };

@@ -14,7 +14,8 @@
 
 enum {
     DTYPE, WEIGHT, HIDDEN, TOKENS, CAPACITY, VARIANT, ROUNDING, ALGORITHM, THRESHOLD, BIAS, EPS,
-    LAYOUT, ALIAS, PLACE, PLANS, STREAM, DATA, CALLS, DELAY, CTAS, GRAPH, N_FACTORS
+    LAYOUT, ALIAS, PLACE, PLANS, STREAM, DATA, CALLS, DELAY, CTAS, GRAPH, EPOCH,
+    N_FACTORS
 };
 enum { MAX_VALUES = 24 };
 
@@ -51,6 +52,7 @@ static const struct factor {
     [DELAY] = {"delay", 2, 2, {"none", "random"}},
     [CTAS] = {"max_ctas", 3, 3, {"0", "1", "5"}},
     [GRAPH] = {"graph", 2, 1, {"no", "replayed"}},
+    [EPOCH] = {"epoch", 3, 1, {"first", "before_quarter", "before_turn"}},
 };
 
 static const char *const listed[] = {
@@ -80,12 +82,19 @@ static const char *const listed[] = {
     /* in the arena, in the place of inputs, beside another plan */
     "h=1000 t=1:2:3:0 x=arena calls=12 delay=random",
     "h=1000 t=6:12:4 x=arena calls=12 delay=random algorithm=two_shot layout=odd",
+    "h=16384 t=16 x=arena algorithm=one_shot calls=100 dtype=f32",
     "h=1000 t=6:12:4 alias=both calls=12 delay=random",
     "h=1000 t=6:12:4 alias=both calls=12 delay=random algorithm=two_shot",
     "h=1000 t=6:12:4 plans=shared calls=12 delay=random",
     "h=1000 t=6:12:4 plans=shared calls=12 delay=random algorithm=two_shot x=arena",
     "h=1000 t=6:12:4 plans=streams calls=12 delay=random",
     "h=1000 t=3C+2:C-1 plans=streams calls=12 delay=random algorithm=two_shot",
+    /* while epochs come round, where two calls in a row have the same half */
+    "h=1000 t=1:2:3:0 calls=12 delay=random epoch=before_turn",
+    "h=1000 t=6:12:4 calls=12 delay=random epoch=before_turn algorithm=one_shot x=arena",
+    "h=1000 t=6:12:4 calls=12 delay=random epoch=before_turn algorithm=two_shot plans=shared",
+    "h=257 t=3C+2:C-1 capacity=5 calls=12 delay=random epoch=before_turn one_shot_rows=4",
+    "h=1000 t=6:12:4 calls=12 delay=random epoch=before_quarter plans=shared",
     /* from call to call */
     "h=1000 t=random one_shot_rows=4 calls=100 delay=random",
     "h=1000 t=random one_shot_rows=4 calls=100 delay=random dtype=f32 capacity=5 plans=shared",
@@ -106,6 +115,8 @@ static const char *const listed_cuda[] = {
     "h=1000 t=4:2 one_shot_rows=2 calls=12 graph=replayed delay=random",
     "h=1000 t=3C+2:C-1 capacity=5 one_shot_rows=4 calls=12 graph=replayed delay=random",
     "h=1000 t=4:2 one_shot_rows=2 calls=12 graph=replayed delay=random x=arena plans=shared",
+    "h=1000 t=130:1:131 capacity=140 algorithm=pipeline calls=12 delay=random epoch=before_turn",
+    "h=1000 t=4:2 one_shot_rows=2 calls=12 graph=replayed delay=random epoch=before_turn",
 };
 /* The table that others have published for this operator, over 4 ranks: errors of up to 0.0625. The
  * longest call takes its time. */
@@ -294,6 +305,8 @@ static void read_params(const struct tuple *t, cof_allreduce_rmsnorm_params *p)
     p->max_ctas = atoi(word(t, CTAS));
 }
 
+static const uint32_t first_epochs[] = {1, 0x40000000 - 2, UINT32_MAX - 2};
+
 void cofi_arn_case(const struct cofi_check_options *options, int64_t idx, struct cofi_arn_case *c)
 {
     struct tuple t = tuple_of(options, idx);
@@ -310,12 +323,15 @@ void cofi_arn_case(const struct cofi_check_options *options, int64_t idx, struct
     c->now = t.value[STREAM];
     c->delays = t.value[DELAY];
     c->is_captured = t.value[GRAPH];
+    c->first_epoch = first_epochs[t.value[EPOCH]];
     c->n_calls = is(&t, CALLS, "2P") ? 2 * options->n_ranks : atoi(word(&t, CALLS));
     if (is(&t, CALLS, "many"))
         c->n_calls = options->full || options->cuda ? MANY : MANY_SHORT;
     if (c->is_captured)
         c->n_calls *= 10;
-    c->n_sets = c->data == COFI_ARN_PATTERNS ? (int)c->n_calls : c->n_calls < 6 ? 2 : 6;
+    /* Not 2: a buffer's half would hold the rows of the same set before. */
+    int n_sets = c->n_calls < 3 ? (int)c->n_calls : c->n_calls < 6 ? 3 : 6;
+    c->n_sets = c->data == COFI_ARN_PATTERNS ? (int)c->n_calls : n_sets;
     if (is_published(options, idx)) {
         c->max_error = published_error;
         c->n_sets = 1;

@@ -43,6 +43,7 @@ struct cofi_arn_case {
     bool delays;        /* of a rank at random */
     bool is_captured;   /* a round of calls is a graph, replayed among eager rounds */
     bool is_random;     /* T is any number up to max_rows */
+    uint32_t first_epoch; /* of the arena */
     int n_list;
     int64_t list[COFI_ARN_MAX_LIST]; /* T of call i: list[i % n_list] */
     int64_t max_rows;

@@ -54,14 +54,16 @@ static cof_status open_arena(struct cofi_arn_run *run, int first, int n,
     }
     if (run->c.in_arena)
         sum += (size_t)run->c.n_sets * (cofi_check_memory_span(cofi_arn_x_bytes(run)) + 128);
-    return cofi_check_arena_open(run->job, run->job->team, most + sum, 0, 0, arena_out);
+    return cofi_check_arena_open(run->job, run->job->team, most + sum, 0, run->c.first_epoch,
+                                 arena_out);
 }
 
 static cof_status open_arenas(struct cofi_arn_run *run)
 {
     if (run->c.plans == COFI_ARN_SHARED || run->c.in_arena)
         return open_arena(run, 0, run->n_plans, &run->arena[0]);
-    for (int i = 0; run->job->attach && i < run->n_plans; i++)
+    bool is_own = run->job->attach || run->c.first_epoch != 1;
+    for (int i = 0; is_own && i < run->n_plans; i++)
         COF_TRY(open_arena(run, i, 1, &run->arena[i]));
     return COF_OK;
 }
@@ -173,6 +175,9 @@ static cof_status make_round(struct cofi_arn_run *run)
         COF_TRY(cofi_arn_prepare(run, (int)((run->first + i) % run->c.n_sets)));
     COF_TRY(run->graph ? replay_rounds(run) : enqueue_round(run));
     COF_TRY(sync_streams(run));
+    bool ends = run->first + run->n_in_round > run->c.n_calls - run->c.n_sets; /* x is inspected */
+    for (int64_t i = run->n_in_round; i-- > 0 && !ends;)
+        COF_TRY(cofi_arn_spoil_x(run, (int)((run->first + i) % run->c.n_sets)));
     for (int64_t i = 0; i < run->n_in_round; i++)
         COF_TRY(cofi_arn_inspect(run, run->first + i));
     return COF_OK;
@@ -184,7 +189,8 @@ static int64_t count_calls(const struct cofi_arn_run *run)
     const struct cofi_runtime_device *device = cofi_runtime_device(run->job->world);
     int n_turns = device ? device->n_turns(run->job->world) : 1;
     int64_t most = COFI_ARN_MAX_SETS + 400 / (n_turns * n_turns);
-    return n_turns > 1 && run->c.n_calls > most ? most : run->c.n_calls;
+    int64_t n = n_turns > 1 && run->c.n_calls > most ? most : run->c.n_calls;
+    return run->c.is_captured ? n - n % run->c.n_sets : n; /* a graph is a whole round */
 }
 
 static cof_status capture(struct cofi_arn_run *run)

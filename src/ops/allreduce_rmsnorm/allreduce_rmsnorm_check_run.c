@@ -259,14 +259,18 @@ cof_status cofi_arn_prepare(struct cofi_arn_run *run, int set)
 {
     for (int which = 0; which < N_TENSORS; which++) {
         struct cofi_arn_tensor *t = &run->set[set].tensor[which];
-        bool is_alias = (which == X && run->c.alias_x) ||
-                        (which == RESIDUAL && run->c.alias_residual);
+        bool is_changed = which == X || (which == RESIDUAL && run->c.alias_residual);
         if (t->memory.data && !t->image)
             COF_TRY(cofi_check_memory_poison(&t->memory));
-        if (!t->image || !is_alias)
+        if (!t->image || !is_changed)
             continue;
         memcpy(t->memory.host, t->image, t->memory.bytes);
         COF_TRY(cofi_check_memory_upload(&t->memory));
     }
     return COF_OK;
+}
+
+cof_status cofi_arn_spoil_x(struct cofi_arn_run *run, int set)
+{
+    return run->c.alias_x ? COF_OK : cofi_check_memory_poison(&run->set[set].tensor[X].memory);
 }

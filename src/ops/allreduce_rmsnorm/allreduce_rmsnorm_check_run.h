@@ -65,8 +65,10 @@ const cof_tensor *cofi_arn_view(const struct cofi_arn_run *run, const struct cof
                                 struct cofi_arn_view *view);
 cof_tensor cofi_arn_view_weight(const struct cofi_arn_run *run, cof_shape *shape);
 
-/* Outputs are poison, inputs that a call has written over are themselves again. */
+/* Outputs are poison, inputs that were written over are themselves again. */
 cof_status cofi_arn_prepare(struct cofi_arn_run *run, int set);
+/* A caller may write to x at once when its stream has got past the call. */
+cof_status cofi_arn_spoil_x(struct cofi_arn_run *run, int set);
 /* After the call: fails the case where a byte is not what it should be. */
 cof_status cofi_arn_inspect(struct cofi_arn_run *run, int64_t call);
 

@@ -65,6 +65,13 @@ static bool is_exact(const struct cofi_arn_plan *plan)
            plan->params.variant == COF_ALLREDUCE_ONLY; /* rounded once, where it is stored */
 }
 
+/* The norm is taken of what is stored, in one of the outputs; else of fp32 that no output has. */
+static bool z_is_wide(const struct cofi_arn_plan *plan)
+{
+    return plan->elem != COFI_ELEM_F32 && plan->params.rounding == COF_ALLREDUCE_EXACT &&
+           plan->params.variant != COF_ALLREDUCE_ONLY;
+}
+
 static int64_t share_begin(int64_t n, int rank, int n_ranks)
 {
     return n * rank / n_ranks;
@@ -87,8 +94,7 @@ static struct sizes sizes_of(const struct cofi_arn_plan *plan)
     struct sizes s = {.capacity = plan->params.max_tokens};
     s.capacity = rows < s.capacity ? rows : s.capacity;
     s.capacity = s.capacity < 1 ? 1 : s.capacity;
-    bool sends_f32 = is_exact(plan) && plan->params.variant != COF_ALLREDUCE_ONLY;
-    s.sums = sends_f32 ? COFI_ELEM_F32 : plan->elem;
+    s.sums = z_is_wide(plan) ? COFI_ELEM_F32 : plan->elem;
     s.sums_row_bytes = plan->params.hidden * cofi_elem_bytes(s.sums);
     if (plan->n_ranks > 1)
         s.half_bytes = cofi_round_up((size_t)(s.capacity * plan->row_bytes), COFI_LINE);
@@ -101,7 +107,7 @@ static struct sizes sizes_of(const struct cofi_arn_plan *plan)
         s.stage_sums = s.sums_bytes ? (size_t)(s.capacity * s.sums_row_bytes) : 0;
     }
     size_t row = (size_t)plan->params.hidden * sizeof(float);
-    s.wide_row = row > COFI_WORKER_SCRATCH_BYTES ? row : 0;
+    s.wide_row = z_is_wide(plan) && row > COFI_WORKER_SCRATCH_BYTES ? row : 0;
     return s;
 }
 
@@ -279,20 +285,26 @@ static void finish_row(const struct part *p, int64_t row, float *z)
     const struct cofi_arn_plan *plan = p->plan;
     const cof_allreduce_rmsnorm_params *params = &plan->params;
     const void *src[COFI_ARN_MAX_RANKS];
-    bool normed = params->variant != COF_ALLREDUCE_ONLY;
+    char *sum_out = at_row(&p->call->residual_out, p->first + row);
+    char *norm_out = at_row(&p->call->norm_out, p->first + row);
+    bool normed = params->variant != COF_ALLREDUCE_ONLY, keeps_z = z_is_wide(plan);
     float squares;
     struct cofi_exact_row r = {.src = src, .n_src = sources_of(p, row, src), .n = params->hidden,
                                .exact = is_exact(plan),
                                .residual = at_row(&p->call->residual, p->first + row),
-                               .out = at_row(&p->call->residual_out, p->first + row),
-                               .z = normed ? z : NULL, .squares = normed ? &squares : NULL};
+                               .out = sum_out || keeps_z ? sum_out : norm_out,
+                               .z = keeps_z ? z : NULL, .squares = normed ? &squares : NULL};
     cofi_exact_row(cofi_exact(), p->two_shots ? p->state->sizes.sums : plan->elem, plan->elem, &r);
     if (!normed)
         return;
     float mean = squares / (float)params->hidden, inv = 1.0f / sqrtf(mean + params->eps);
-    cofi_exact_norm(cofi_exact(), plan->elem, plan->weight_elem,
-                    at_row(&p->call->norm_out, p->first + row), z, inv, p->call->weight,
-                    params->weight_bias != 0, params->hidden);
+    cofi_exact_norm(cofi_exact(), plan->elem,
+                    &(struct cofi_exact_norm){.dst = norm_out, .z = keeps_z ? z : r.out,
+                                              .z_elem = keeps_z ? COFI_ELEM_F32 : plan->elem,
+                                              .weight = p->call->weight,
+                                              .weight_elem = plan->weight_elem, .inv = inv,
+                                              .bias = params->weight_bias != 0,
+                                              .n = params->hidden});
 }
 
 static void finish_task(void *arg, int64_t task, struct cofi_cpu_worker *worker)

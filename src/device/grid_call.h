@@ -1,0 +1,219 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+/* A plan's call made by one kernel of several blocks, all of which run at once. The protocol is
+ * device_call.h's, with as little before the first store and after the last load as can be:
+ *
+ *   - every block reads the arena's epoch; the last one to have read it takes the call's
+ *     (cofd_grid_arrive), so that none waits for another
+ *   - what is rare (a reset, another plan's call before) block 0 does, while the others wait at the
+ *     gate
+ *   - the record of the call is written by the first wait that lasts, not before the first signal:
+ *     it serves ranks that wait, and texts
+ *   - every rank announces the call to all others at its beginning (purpose 0, no payload behind
+ *     it), and ends only when all have: so buffers in two halves by the epoch's parity need no acks
+ *
+ *   epoch      the last block to arrive               every block, at its beginning
+ *   arrived    one thread of a block                  likewise
+ *   gate       block 0; closed by the last to arrive  the others
+ *
+ * Called by all threads of a block, but where another is said. */
+#ifndef COFI_GRID_CALL_H
+#define COFI_GRID_CALL_H
+
+#include "device/device_call.h"
+
+#define COFD_ANNOUNCED 0 /* the purpose of a plan whose calls are made so */
+#define COFD_ROUNDS 16   /* of a wait: of these, blocks but the first look at host memory once */
+#define COFD_GATE_OPEN 1
+#define COFD_GATE_DEAD 2
+
+struct cofd_grid {
+    struct cofd_arena *arena;
+    struct cofd_binding *binding;
+    const struct cofd_call *call;
+    const struct cofd_wait_options *announced; /* of the wait for all ranks' beginning */
+    uint32_t epoch;
+};
+
+/* The binding as it is in this call: the one in memory becomes so only when all have arrived. */
+COFD_FN struct cofd_binding cofd_grid_binding(const struct cofd_grid *g)
+{
+    struct cofd_binding b = *g->binding;
+    b.epoch = g->epoch;
+    b.direction = g->call->direction;
+    b.digest = g->call->digest;
+    return b;
+}
+
+/* ---- begin ---------------------------------------------------------------------------------- */
+
+/* Block 0: what precedes the call. */
+COFD_FN bool cofd_grid_prepare(const struct cofd_grid *g, uint32_t before)
+{
+    const struct cofd_binding b = cofd_grid_binding(g);
+    if ((g->epoch & COFI_EPOCH_RESET_MASK) != 1)
+        return (g->call->left_out & COFD_LEAVE_END_ACK_WAIT) ||
+               cofd_wait_words(&b, COFD_ALL_OTHERS, cofd_words_of_arena(), COFI_END_ACK, COFI_ACK,
+                               before, &g->call->end_ack);
+    if (!cofd_meet(&b, COFI_MEET, &g->call->meet))
+        return false;
+    if (!(g->call->left_out & COFD_LEAVE_RESET))
+        cofd_reset_words(g->arena, before);
+    return cofd_meet(&b, COFI_RESET, &g->call->reset);
+}
+
+/* One thread of another block. Block 0's waits have deadlines, after which the arena is dead; four
+ * of them, one after the other, bound this one too. */
+COFD_FN bool cofd_grid_wait_gate(const struct cofd_grid *g)
+{
+    const uint64_t begin = cofd_now_ns(), timeout_ns = g->announced->timeout_ns;
+    for (;;) {
+        const uint64_t gate = cofd_load_acquire_gpu(&g->binding->gate);
+        if (gate != 0)
+            return gate == COFD_GATE_OPEN;
+        if (cofd_is_dead(g->arena) || (timeout_ns && cofd_now_ns() - begin > 4 * timeout_ns))
+            return false;
+        cofd_pause();
+    }
+}
+
+COFD_RARE bool cofd_grid_pass_gate(struct cofd_grid g, uint32_t before)
+{
+    if (cofd_block() == 0) {
+        const bool ok = cofd_grid_prepare(&g, before);
+        cofd_block_sync();
+        if (cofd_thread() == 0)
+            cofd_store_release_gpu(&g.binding->gate, ok ? COFD_GATE_OPEN : COFD_GATE_DEAD);
+        return ok;
+    }
+    return cofd_block_all(cofd_thread() != 0 || cofd_grid_wait_gate(&g));
+}
+
+/* Finds the call's epoch. What it returns is this thread's view: false when the arena is dead; the
+ * block agrees on it (cofd_block_all) before anything else happens. */
+COFD_FN bool cofd_grid_begin(struct cofd_grid *g)
+{
+    const struct cofd_arena *a = g->arena;
+    const uint32_t before = cofd_load_relaxed_gpu_u32(&a->epoch);
+    const uint64_t last = cofd_load_relaxed_gpu(&a->last);
+    const bool is_alive = !cofd_is_dead(a);
+    g->epoch = before == 0 ? a->first_epoch : before == UINT32_MAX ? 1 : before + 1;
+    if (before != 0 &&
+        ((g->epoch & COFI_EPOCH_RESET_MASK) == 1 || last != g->binding->ordinal + 1))
+        return cofd_block_all(is_alive) && cofd_grid_pass_gate(*g, before);
+    return is_alive;
+}
+
+/* One thread of the block, when all of it have begun. */
+COFD_FN void cofd_grid_arrive(const struct cofd_grid *g)
+{
+    struct cofd_binding *b = g->binding;
+    if (cofd_add_gpu_u32(&b->arrived, 1) != cofd_n_blocks() - 1)
+        return;
+    b->arrived = 0;
+    b->gate = 0;
+    b->epoch = g->epoch;
+    b->direction = g->call->direction;
+    b->digest = g->call->digest;
+    g->arena->last = b->ordinal + 1;
+    g->arena->epoch = g->epoch;
+}
+
+/* Block 0: tells all ranks of the call. Nothing is released by these words. */
+COFD_FN void cofd_grid_announce(const struct cofd_grid *g)
+{
+    const struct cofd_arena *a = g->arena;
+    const uint64_t value = (uint64_t)g->epoch | g->call->digest << 32;
+    for (uint32_t i = cofd_thread(); i + 1 < (uint32_t)a->n_ranks; i += cofd_n_threads()) {
+        const int to = (a->rank + 1 + (int)i) % a->n_ranks;
+        struct cofi_line *line = cofd_line(a, to, g->binding->words_offset, COFD_ANNOUNCED,
+                                           a->rank);
+        cofd_store_relaxed_sys((uint64_t *)&line->value, value);
+    }
+}
+
+/* ---- waits ---------------------------------------------------------------------------------- */
+
+/* Once per call and rank. */
+COFD_FN void cofd_grid_record(const struct cofd_grid *g, const struct cofd_binding *b)
+{
+    const uint32_t old = cofd_exchange_gpu_u32(&g->binding->recorded, g->epoch);
+    if (old != g->epoch)
+        cofd_record_call(b, g->call);
+}
+
+/* Whether the writer has begun this epoch with another call. */
+COFD_FN bool cofd_grid_differs(const struct cofd_grid *g, int writer)
+{
+    const struct cofd_arena *a = g->arena;
+    const struct cofi_line *line = cofd_line(a, a->rank, g->binding->words_offset, COFD_ANNOUNCED,
+                                             writer);
+    const uint64_t value = cofd_load_acquire_sys((const uint64_t *)&line->value);
+    return (uint32_t)value == g->epoch && (value >> 32 & COFI_DIGEST_MASK) != g->call->digest;
+}
+
+/* One thread of the block, after COFD_LOOKS looks at a slot of this writer's, the last of which
+ * found `seen` for its tag. False when the arena is dead. Blocks but the first look at the words of
+ * hosts seldom: all of them would fill the bus to the host. */
+COFD_FN bool cofd_grid_goes_on(const struct cofd_grid *g, int writer, const char *slot,
+                               uint32_t seen, const struct cofd_wait_options *options,
+                               struct cofd_patience *p)
+{
+    if (cofd_is_dead(g->arena))
+        return false;
+    const struct cofd_binding b = cofd_grid_binding(g);
+    const struct cofd_wait w = {g->arena, &b, writer, COFI_READY,
+                                (const uint64_t *)(const void *)slot, g->epoch, options};
+    if (p->status != 0) {
+        cofd_fail(&w, p->status, seen);
+        return false;
+    }
+    if (p->begin == 0) {
+        p->begin = cofd_now_ns();
+        cofd_grid_record(g, &b);
+    }
+    cofd_pause();
+    if (cofd_block() == 0 || p->looks++ % COFD_ROUNDS == COFD_ROUNDS - 1)
+        p->status = cofd_look(&w);
+    if (p->status == 0 && cofd_grid_differs(g, writer))
+        p->status = COFD_ERR_MISMATCH;
+    if (p->status == 0 && options->timeout_ns != 0 &&
+        cofd_now_ns() - p->begin > options->timeout_ns)
+        p->status = COFD_ERR_TIMEOUT;
+    return p->status != COFD_IS_DEAD;
+}
+
+/* Block 0, at the end: every rank has begun this call, with the same sizes. */
+COFD_RARE bool cofd_grid_wait_announced(struct cofd_grid g)
+{
+    const struct cofd_binding b = cofd_grid_binding(&g);
+    return cofd_wait_words(&b, COFD_ALL_OTHERS, b.words_offset, COFD_ANNOUNCED, COFI_READY, b.epoch,
+                           g.announced);
+}
+
+/* ---- end ------------------------------------------------------------------------------------ */
+
+COFD_RARE void cofd_grid_end_shared(struct cofd_grid g)
+{
+    const struct cofd_arena *a = g.arena;
+    const uint64_t value = (uint64_t)g.epoch | g.call->digest << 32;
+    cofd_block_sync();
+    if (cofd_thread() != 0 ||
+        cofd_add_gpu_u32(&g.binding->finished, 1) != cofd_n_blocks() - 1)
+        return;
+    g.binding->finished = 0;
+    for (int i = 1; i < a->n_ranks; i++) {
+        const int to = (a->rank + i) % a->n_ranks;
+        struct cofi_line *line = cofd_line(a, to, cofd_words_of_arena(), COFI_END_ACK, a->rank);
+        cofd_store_release_sys((uint64_t *)&line->value, value);
+    }
+}
+
+/* After everything of the block that reads or writes symmetric memory. */
+COFD_FN void cofd_grid_end(const struct cofd_grid *g)
+{
+    if (!g->arena->is_private)
+        cofd_grid_end_shared(*g);
+}
+
+#endif

@@ -1,0 +1,128 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+/* Rows that carry their own signal: in every unit that arrives as a whole lies the tag of the call,
+ * its epoch. A reader that sees the tag has the unit's data, no order between units is needed, and
+ * there is neither fence nor flag. A unit is written again only when its reader is known to have
+ * left it; tag 0 is none (epoch 0 is never used).
+ *
+ *   cofd_lines   128-byte lines, 120 bytes of data: stored by one instruction of eight neighbouring
+ *                threads, 16 bytes each, and loaded so. No memory model says that such a line
+ *                arrives whole; NVLink and the L2 cache of the devices that are asked for it do
+ *                (cofuse check runtime, case=litmus)
+ *   cofd_wides   16-byte words, 12 bytes of data, single-copy atomic by PTX: everywhere
+ *
+ * A slot is a thread's 16 bytes of either; a row takes n_slots(bytes), a multiple of 8. */
+#ifndef COFI_LINES_H
+#define COFI_LINES_H
+
+#include "device/order.h"
+
+#ifdef __CUDACC__
+#define COFD_METHOD static __device__ __forceinline__
+#define COFD_BOTH static __host__ __device__ __forceinline__
+#else
+#define COFD_METHOD static inline
+#define COFD_BOTH static inline
+#endif
+
+/* Data of a slot, as 32-bit words, behind the row's end 0. */
+struct cofd_slot {
+    uint32_t word[4];
+};
+
+struct cofd_lines {
+    static const uint32_t line_data = 120;
+
+    COFD_BOTH uint32_t n_slots(uint64_t row_bytes)
+    {
+        return (uint32_t)((row_bytes + line_data - 1) / line_data) * 8;
+    }
+
+    /* First byte of the row, and 32-bit words of it. */
+    COFD_BOTH uint32_t offset(uint32_t slot)
+    {
+        return slot / 8 * line_data + slot % 8 * 16;
+    }
+
+    COFD_BOTH uint32_t n_words(uint32_t slot)
+    {
+        return slot % 8 == 7 ? 2 : 4;
+    }
+
+    /* All eight threads of a line come here together, and to `load`. */
+    COFD_METHOD void store(char *row, uint32_t slot, const struct cofd_slot *s, uint32_t tag)
+    {
+        const uint64_t tagged = slot % 8 == 7 ? (uint64_t)tag
+                                              : s->word[2] | (uint64_t)s->word[3] << 32;
+        const uint64_t value[2] = {s->word[0] | (uint64_t)s->word[1] << 32, tagged};
+        uint64_t *at = (uint64_t *)(void *)(row + (uint64_t)slot * 16);
+#ifdef __CUDACC__
+        cofd_store2_relaxed_sys(at, value);
+#else /* slots are stored in order: the tag comes last */
+        cofd_store16_relaxed_sys(at, value);
+#endif
+    }
+
+    /* Looks once: true where the line has the tag; else `seen` is the one it has. */
+    COFD_METHOD bool load(const char *row, uint32_t slot, uint32_t tag, struct cofd_slot *s,
+                          uint32_t *seen)
+    {
+        const uint64_t *at = (const uint64_t *)(const void *)(row + (uint64_t)slot * 16);
+        uint64_t value[2];
+#ifdef __CUDACC__
+        cofd_load2_relaxed_sys(at, value);
+        *seen = (uint32_t)value[1];
+        const bool is_there = cofd_eight_all(slot % 8 != 7 || *seen == tag);
+#else
+        *seen = (uint32_t)cofd_load_acquire_sys(at + 2 * (7 - slot % 8) + 1);
+        const bool is_there = *seen == tag;
+        cofd_load2_relaxed_sys(at, value);
+#endif
+        s->word[0] = (uint32_t)value[0];
+        s->word[1] = (uint32_t)(value[0] >> 32);
+        s->word[2] = slot % 8 == 7 ? 0 : (uint32_t)value[1];
+        s->word[3] = slot % 8 == 7 ? 0 : (uint32_t)(value[1] >> 32);
+        return is_there;
+    }
+};
+
+struct cofd_wides {
+    static const uint32_t word_data = 12;
+
+    COFD_BOTH uint32_t n_slots(uint64_t row_bytes)
+    {
+        return (uint32_t)((row_bytes + word_data - 1) / word_data + 7) / 8 * 8;
+    }
+
+    COFD_BOTH uint32_t offset(uint32_t slot)
+    {
+        return slot * word_data;
+    }
+
+    COFD_BOTH uint32_t n_words(uint32_t)
+    {
+        return 3;
+    }
+
+    COFD_METHOD void store(char *row, uint32_t slot, const struct cofd_slot *s, uint32_t tag)
+    {
+        const uint64_t value[2] = {s->word[0] | (uint64_t)s->word[1] << 32,
+                                   s->word[2] | (uint64_t)tag << 32};
+        cofd_store16_relaxed_sys((uint64_t *)(void *)(row + (uint64_t)slot * 16), value);
+    }
+
+    COFD_METHOD bool load(const char *row, uint32_t slot, uint32_t tag, struct cofd_slot *s,
+                          uint32_t *seen)
+    {
+        uint64_t value[2];
+        cofd_load16_relaxed_sys((const uint64_t *)(const void *)(row + (uint64_t)slot * 16), value);
+        s->word[0] = (uint32_t)value[0];
+        s->word[1] = (uint32_t)(value[0] >> 32);
+        s->word[2] = (uint32_t)value[1];
+        s->word[3] = 0;
+        *seen = (uint32_t)(value[1] >> 32);
+        return *seen == tag;
+    }
+};
+
+#endif

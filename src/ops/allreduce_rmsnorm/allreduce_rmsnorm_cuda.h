@@ -1,0 +1,65 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+/* The kernels of allreduce_rmsnorm, as the host sees them. */
+#ifndef COFI_ALLREDUCE_RMSNORM_CUDA_H
+#define COFI_ALLREDUCE_RMSNORM_CUDA_H
+
+#include <cuda_runtime_api.h>
+#include <stdint.h>
+
+#include "device/device_arena.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define COFI_ARN_CUDA_MAX_HIDDEN 32768
+#define COFI_ARN_CUDA_RANKS 16
+#define COFI_ARN_CUDA_THREADS 576 /* at most: lines of a bf16 row of 4096 in one pass */
+
+/* What is the same for all rows of a call; by value. */
+struct cofi_arn_kernel {
+    struct cofd_arena *arena;
+    struct cofd_binding *binding;
+    struct cofd_call call;
+    struct cofd_wait_options announced, rows, sums_wait; /* of waits */
+    /* The plan's tagged memory of all ranks: rows of x by half, writer and row, then rows of sums
+     * by half and row. A row takes x_slots or sum_slots slots of 16 bytes. */
+    char *tagged[COFI_ARN_CUDA_RANKS];
+    uint64_t x_half, x_writer, sums, sum_half; /* bytes */
+    uint32_t x_slots, sum_slots;
+    int32_t rank, n_ranks;
+
+    const char *x, *residual, *weight; /* residual, weight: NULL where there is none */
+    char *residual_out, *norm_out;     /* likewise */
+    int64_t x_pitch, residual_pitch, residual_out_pitch, norm_out_pitch; /* bytes */
+    int32_t n_tokens, hidden;
+    float eps;
+    bool is_exact, weight_f32, weight_bias;
+    bool x_aligned; /* rows at multiples of 8 bytes; what follows: of 16 */
+    bool residual_aligned, weight_aligned, residual_out_aligned, norm_out_aligned;
+    bool only_one_half, no_announced_wait; /* negative controls */
+};
+
+enum cofi_arn_elem_cuda { COFI_ARN_BF16, COFI_ARN_F16, COFI_ARN_F32, COFI_ARN_ELEMS };
+
+/* Which kernel: chosen once per plan. */
+struct cofi_arn_choice {
+    enum cofi_arn_elem_cuda elem;
+    bool is_two_shot;
+    bool has_lines; /* 128-byte lines carry the tag, else 16-byte words */
+    bool has_pair;  /* one shot between two ranks */
+};
+
+/* Its entry, for attributes and occupancy. */
+const void *cofi_arn_kernel_of(const struct cofi_arn_choice *choice);
+uint32_t cofi_arn_slots(bool has_lines, int64_t row_bytes);
+
+cudaError_t cofi_arn_launch(const struct cofi_arn_choice *choice,
+                            const struct cofi_arn_kernel *kernel, int n_blocks, int n_threads,
+                            size_t shared_bytes, bool is_dependent, cudaStream_t stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,284 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+/* How rows get to other ranks and from them, as slots that carry their own signal (lines.h):
+ *
+ *   x rows     [half][writer][row]   writer: that rank, a slot's eight threads; reader: the owner of
+ *                                    the memory
+ *   sum rows   [half][row]           writer: the rank that summed the row
+ *
+ * Halves by the parity of the epoch: a writer is past call n - 1 of all ranks when it begins to
+ * store for call n + 1, for it has seen all of them announce call n. */
+#ifndef COFI_ALLREDUCE_RMSNORM_EXCHANGE_CUH
+#define COFI_ALLREDUCE_RMSNORM_EXCHANGE_CUH
+
+#include "device/lines.h"
+#include "ops/allreduce_rmsnorm/allreduce_rmsnorm_row.cuh"
+
+enum { COFK_PEERS_AT_ONCE = 2 };
+
+COFK_INLINE uint64_t cofk_half(const struct cofi_arn_kernel &k, uint32_t epoch)
+{
+    return k.only_one_half ? 0 : epoch & 1;
+}
+
+/* Where rank `to` has the row of x that `writer` sends it; and the row's sums. */
+COFK_INLINE char *cofk_x_row(const struct cofi_arn_kernel &k, int to, uint32_t epoch, int writer,
+                             int64_t row)
+{
+    return k.tagged[to] + cofk_half(k, epoch) * k.x_half + (uint64_t)writer * k.x_writer +
+           (uint64_t)row * k.x_slots * 16;
+}
+
+COFK_INLINE char *cofk_sum_row(const struct cofi_arn_kernel &k, int to, uint32_t epoch, int64_t row)
+{
+    return k.tagged[to] + k.sums + cofk_half(k, epoch) * k.sum_half +
+           (uint64_t)row * k.sum_slots * 16;
+}
+
+/* ---- slots of this rank's x ----------------------------------------------------------------- */
+
+template <class Code, class Elem>
+COFK_INLINE struct cofd_slot cofk_load_slot(const struct cofi_arn_kernel &k, const char *row,
+                                            uint32_t slot)
+{
+    const uint32_t offset = Code::offset(slot), n = Code::n_words(slot);
+    const uint32_t bytes = (uint32_t)k.hidden * (4 / Elem::per_word);
+    struct cofd_slot s = {{0, 0, 0, 0}};
+    if (k.x_aligned && offset + 4 * n <= bytes) {
+        if (offset % 8 == 0 && n != 3) {
+            const uint2 low = *(const uint2 *)(row + offset);
+            s.word[0] = low.x;
+            s.word[1] = low.y;
+            if (n == 4) {
+                const uint2 high = *(const uint2 *)(row + offset + 8);
+                s.word[2] = high.x;
+                s.word[3] = high.y;
+            }
+            return s;
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < 3; i++)
+            s.word[i] = *(const uint32_t *)(row + offset + 4 * i);
+        return s;
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++)
+        if (i < n)
+            s.word[i] = cofk_gather_word<Elem>(row, (int)(offset / 4 + i) * Elem::per_word,
+                                               k.hidden);
+    return s;
+}
+
+/* A row of x, by all threads, to one rank or to all others. */
+template <class Code, class Elem>
+COFK_INLINE void cofk_push_row(const struct cofi_arn_kernel &k, uint32_t epoch, const char *row,
+                               int64_t to_row, int to)
+{
+    for (uint32_t slot = threadIdx.x; slot < k.x_slots; slot += blockDim.x) {
+        const struct cofd_slot s = cofk_load_slot<Code, Elem>(k, row, slot);
+        if (to >= 0) {
+            Code::store(cofk_x_row(k, to, epoch, k.rank, to_row), slot, &s, epoch);
+            continue;
+        }
+        for (int i = 1; i < k.n_ranks; i++) {
+            const int peer = k.rank + i < k.n_ranks ? k.rank + i : k.rank + i - k.n_ranks;
+            Code::store(cofk_x_row(k, peer, epoch, k.rank, to_row), slot, &s, epoch);
+        }
+    }
+}
+
+/* ---- slots of others ------------------------------------------------------------------------ */
+
+/* What some thread of the block still waited for when it had looked long enough. In shared memory:
+ * the block waits on as a whole, and looks at all of the row again. */
+struct cofk_missing {
+    int writer;
+    uint32_t seen;
+    const char *slot, *last; /* last: of the wait before */
+    bool is_alive;
+    struct cofd_patience patience;
+};
+
+/* Looks at a slot for a while. */
+template <class Code>
+COFK_INLINE bool cofk_take(uint32_t epoch, int writer, const char *row, uint32_t slot,
+                           struct cofd_slot *s, struct cofk_missing *missing)
+{
+    uint32_t seen;
+    for (uint32_t looks = 0; looks < COFD_LOOKS; looks++)
+        if (Code::load(row, slot, epoch, s, &seen))
+            return true;
+    missing->writer = writer;
+    missing->slot = row + (uint64_t)slot * 16;
+    missing->seen = seen;
+    return false;
+}
+
+/* ---- sums ----------------------------------------------------------------------------------- */
+
+template <class Elem>
+COFK_INLINE void cofk_unpack_slot(const struct cofd_slot &s, float to[4 * Elem::per_word])
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        Elem::unpack(s.word[i], to + i * Elem::per_word);
+}
+
+template <class Elem, class Code>
+COFK_INLINE void cofk_keep_slot(float *sums, uint32_t slot, const float from[4 * Elem::per_word])
+{
+    float *to = sums + Code::offset(slot) / 4 * Elem::per_word;
+    const uint32_t n = Code::n_words(slot) * Elem::per_word;
+#pragma unroll
+    for (uint32_t i = 0; i < 4 * Elem::per_word; i += 2)
+        if (i + 1 < n)
+            *(float2 *)(to + i) = make_float2(from[i], from[i + 1]);
+        else if (i < n)
+            to[i] = from[i];
+}
+
+/* x_0 + x_1 + ... of a slot. This rank's addend comes from its x; of the others' some are looked at
+ * before the first is waited for. */
+template <class Code, class Elem>
+COFK_INLINE bool cofk_sum_slot(const struct cofi_arn_kernel &k, uint32_t epoch,
+                               const struct cofd_slot &own, int64_t row, uint32_t slot,
+                               float sum[4 * Elem::per_word], struct cofk_missing *missing)
+{
+    for (int first = 0; first < k.n_ranks; first += COFK_PEERS_AT_ONCE) {
+        struct cofd_slot s[COFK_PEERS_AT_ONCE];
+        bool is_there[COFK_PEERS_AT_ONCE];
+        uint32_t seen;
+#pragma unroll
+        for (int i = 0; i < COFK_PEERS_AT_ONCE; i++) {
+            const int r = first + i;
+            is_there[i] = r >= k.n_ranks || r == k.rank;
+            if (r == k.rank)
+                s[i] = own;
+            else if (r < k.n_ranks)
+                is_there[i] = Code::load(cofk_x_row(k, k.rank, epoch, r, row), slot, epoch, &s[i],
+                                         &seen);
+        }
+#pragma unroll
+        for (int i = 0; i < COFK_PEERS_AT_ONCE; i++) {
+            const int r = first + i;
+            float x[4 * Elem::per_word];
+            if (r >= k.n_ranks)
+                continue;
+            if (!is_there[i] && !cofk_take<Code>(epoch, r, cofk_x_row(k, k.rank, epoch, r, row),
+                                                 slot, &s[i], missing))
+                return false;
+            cofk_unpack_slot<Elem>(s[i], x);
+#pragma unroll
+            for (int j = 0; j < 4 * Elem::per_word; j++)
+                sum[j] = r == 0 ? x[j] : __fadd_rn(sum[j], x[j]);
+        }
+    }
+    return true;
+}
+
+template <class Code, class Elem>
+COFK_INLINE bool cofk_sum_pair(const struct cofi_arn_kernel &k, uint32_t epoch,
+                               const struct cofd_slot &own, int64_t row, uint32_t slot,
+                               float sum[4 * Elem::per_word], struct cofk_missing *missing)
+{
+    struct cofd_slot s;
+    float x[4 * Elem::per_word];
+    const int peer = 1 - k.rank;
+    if (!cofk_take<Code>(epoch, peer, cofk_x_row(k, k.rank, epoch, peer, row), slot, &s, missing))
+        return false;
+    cofk_unpack_slot<Elem>(own, sum);
+    cofk_unpack_slot<Elem>(s, x);
+#pragma unroll
+    for (int j = 0; j < 4 * Elem::per_word; j++)
+        sum[j] = __fadd_rn(sum[j], x[j]); /* of two the order does not matter */
+    return true;
+}
+
+/* ---- whole rows, by all threads, into shared memory: what a thread found of its slots ---- */
+
+/* Sums of a row of which this rank has `x`. */
+template <class Code_, class Elem_, bool has_pair> struct cofk_sum_of_x {
+    typedef Code_ Code;
+    typedef Elem_ Elem;
+    const char *x;
+    int64_t row; /* in the memory of slots */
+
+    COFK_METHOD bool operator()(const struct cofi_arn_kernel &k, uint32_t epoch, float *sums,
+                                struct cofk_missing *missing) const
+    {
+        for (uint32_t slot = threadIdx.x; slot < k.x_slots; slot += blockDim.x) {
+            const struct cofd_slot own = cofk_load_slot<Code, Elem>(k, x, slot);
+            float sum[4 * Elem::per_word];
+            if (!(has_pair ? cofk_sum_pair<Code, Elem>(k, epoch, own, row, slot, sum, missing)
+                           : cofk_sum_slot<Code, Elem>(k, epoch, own, row, slot, sum, missing)))
+                return false;
+            cofk_keep_slot<Elem, Code>(sums, slot, sum);
+        }
+        return true;
+    }
+};
+
+/* Sums of a row that its owner made. */
+template <class Code, class Elem> struct cofk_sum_of_owner {
+    int owner;
+    int64_t row;
+
+    COFK_METHOD bool operator()(const struct cofi_arn_kernel &k, uint32_t epoch, float *sums,
+                                struct cofk_missing *missing) const
+    {
+        for (uint32_t slot = threadIdx.x; slot < k.sum_slots; slot += blockDim.x) {
+            struct cofd_slot s;
+            float x[4 * Elem::per_word];
+            if (!cofk_take<Code>(epoch, owner, cofk_sum_row(k, k.rank, epoch, row), slot, &s,
+                                 missing))
+                return false;
+            cofk_unpack_slot<Elem>(s, x);
+            cofk_keep_slot<Elem, Code>(sums, slot, x);
+        }
+        return true;
+    }
+};
+
+/* Between two looks of the block at a row; false on all threads when the arena is dead. */
+static __device__ __noinline__ bool cofk_wait_on(struct cofd_grid g, struct cofk_missing *missing,
+                                                 const struct cofd_wait_options *options)
+{
+    if (threadIdx.x == 0) {
+        if (missing->slot != missing->last) /* something has come since */
+            missing->patience = {0, 0, 0};
+        missing->last = missing->slot;
+        missing->is_alive = cofd_grid_goes_on(&g, missing->writer, missing->slot, missing->seen,
+                                              options, &missing->patience);
+    }
+    __syncthreads();
+    const bool is_alive = missing->is_alive;
+    __syncthreads();
+    return is_alive;
+}
+
+/* ---- the second hop ------------------------------------------------------------------------- */
+
+/* Sums in shared memory, rounded to Elem, to all other ranks. */
+template <class Code, class Elem>
+COFK_INLINE void cofk_push_sums(const struct cofi_arn_kernel &k, uint32_t epoch, const float *sums,
+                                int64_t row)
+{
+    for (uint32_t slot = threadIdx.x; slot < k.sum_slots; slot += blockDim.x) {
+        const uint32_t element = Code::offset(slot) / 4 * Elem::per_word, n = Code::n_words(slot);
+        struct cofd_slot s = {{0, 0, 0, 0}};
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) {
+            float pair[2] = {0, 0};
+            for (int j = 0; j < Elem::per_word; j++)
+                if (i < n && element + i * Elem::per_word + j < (uint32_t)k.hidden)
+                    pair[j] = sums[element + i * Elem::per_word + j];
+            s.word[i] = Elem::pack(pair);
+        }
+        for (int i = 1; i < k.n_ranks; i++) {
+            const int peer = k.rank + i < k.n_ranks ? k.rank + i : k.rank + i - k.n_ranks;
+            Code::store(cofk_sum_row(k, peer, epoch, row), slot, &s, epoch);
+        }
+    }
+}
+
+#endif
