@@ -35,10 +35,10 @@ expect "each variant is listed once" 0 'ranks=3' \
     bash -c "'$cofuse' bench --tiny --ranks 1,3 --staged both --list | tee '$scratch/list'
              [ -z \"\$(sort '$scratch/list' | uniq -d)\" ]"
 
-# Each variant of the list has a result for each of its calls: attention two, grad_return one,
-# runtime two, but large transfers one.
+# Each variant of the list has a result for each of its calls: attention two, runtime two, but
+# large transfers one, the others one.
 "$cofuse" bench --tiny --ranks 1,2 --list >"$scratch/list"
-one_call='direction=forward|^grad_return |^runtime .*bytes=[0-9]{5}'
+one_call='direction=forward|^(grad_return|allreduce_rmsnorm) |^runtime .*bytes=[0-9]{5}'
 n_wanted=$((2 * $(wc -l <"$scratch/list") - $(grep -cE "$one_call" "$scratch/list")))
 n_results=$(grep -c '"key":' "$json")
 expect "$n_wanted results" 0 '' test "$n_results" -eq "$n_wanted"
@@ -117,6 +117,10 @@ shape 'attention S=-3 H=3 Dqk=8' 'S = "-3": wanted'
 shape 'attention S=3 H=3 Dqk=8 mask=some' 'wanted one of none\|causal'
 shape 'attention S=3 H=3 Dqk=8 schedule=fast' 'wanted one of default\|ring\|gather'
 shape 'grad_return S=3 Dk=8' 'Hkv is missing'
+shape 'allreduce_rmsnorm T=3' 'H is missing: wanted T and H'
+shape 'allreduce_rmsnorm T=3 H=8 variant=sum' 'wanted one of residual_norm\|norm\|only'
+shape 'allreduce_rmsnorm T=3 H=8 eps=x' 'eps = "x": wanted a number'
+shape 'allreduce_rmsnorm T=3 H=8 S=4' 'word "S=4": wanted one of T, H'
 shape 'grad_return S=3 Hkv=1 Dk=8 H=1' 'word "H=1": wanted one of'
 shape 'grad_return S=3 Hkv=1 Dk=8 writers=table' 'wanted one of all\|causal'
 shape 'runtime count=3' 'form is missing'
@@ -135,7 +139,7 @@ plan_of() { # FILE ARGUMENTS...: the last plan line with all of these
     tail -n 1 <<<"$lines"
 }
 for words in attention 'attention schedule=gather save_kv=1' 'attention schedule=ring save_kv=1' \
-    'grad_return by=section' 'grad_return transfer=pull'; do
+    'grad_return by=section' 'grad_return transfer=pull' 'allreduce_rmsnorm arena=own'; do
     # shellcheck disable=SC2086
     plan=$(plan_of "$json" "P=2 " $words)
     echo "$plan" >"$scratch/shapes"
