@@ -135,11 +135,21 @@ COFD_FN void cofd_grid_announce(const struct cofd_grid *g)
 /* ---- waits ---------------------------------------------------------------------------------- */
 
 /* Once per call and rank. */
-COFD_FN void cofd_grid_record(const struct cofd_grid *g, const struct cofd_binding *b)
+COFD_RARE void cofd_grid_record(struct cofd_grid g)
 {
-    const uint32_t old = cofd_exchange_gpu_u32(&g->binding->recorded, g->epoch);
-    if (old != g->epoch)
-        cofd_record_call(b, g->call);
+    if (cofd_exchange_gpu_u32(&g.binding->recorded, g.epoch) == g.epoch)
+        return;
+    const struct cofd_binding b = cofd_grid_binding(&g);
+    cofd_record_call(&b, g.call);
+}
+
+COFD_RARE void cofd_grid_fail(struct cofd_grid g, int writer, const char *slot, uint32_t seen,
+                              const struct cofd_wait_options *options, int status)
+{
+    const struct cofd_binding b = cofd_grid_binding(&g);
+    const struct cofd_wait w = {g.arena, &b, writer, COFI_READY,
+                                (const uint64_t *)(const void *)slot, g.epoch, options};
+    cofd_fail(&w, status, seen);
 }
 
 /* Whether the writer has begun this epoch with another call. */
@@ -165,12 +175,12 @@ COFD_FN bool cofd_grid_goes_on(const struct cofd_grid *g, int writer, const char
     const struct cofd_wait w = {g->arena, &b, writer, COFI_READY,
                                 (const uint64_t *)(const void *)slot, g->epoch, options};
     if (p->status != 0) {
-        cofd_fail(&w, p->status, seen);
+        cofd_grid_fail(*g, writer, slot, seen, options, p->status);
         return false;
     }
     if (p->begin == 0) {
         p->begin = cofd_now_ns();
-        cofd_grid_record(g, &b);
+        cofd_grid_record(*g);
     }
     cofd_pause();
     if (cofd_block() == 0 || p->looks++ % COFD_ROUNDS == COFD_ROUNDS - 1)

@@ -31,6 +31,7 @@ struct cofd_slot {
 };
 
 struct cofd_lines {
+    static const bool is_fast = true; /* worth registers for more blocks */
     static const uint32_t line_data = 120;
 
     COFD_BOTH uint32_t n_slots(uint64_t row_bytes)
@@ -87,6 +88,7 @@ struct cofd_lines {
 };
 
 struct cofd_wides {
+    static const bool is_fast = false;
     static const uint32_t word_data = 12;
 
     COFD_BOTH uint32_t n_slots(uint64_t row_bytes)

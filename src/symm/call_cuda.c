@@ -18,18 +18,25 @@ static unsigned left_out(const cof_arena *a)
            (COFI_FAULT(END_ACK_WAIT, a->rank) ? COFD_LEAVE_END_ACK_WAIT : 0u);
 }
 
-cof_status cofi_cuda_call_begin(struct cofi_binding *b, const struct cofi_call *call, void *stream)
+void cofi_cuda_call_make(struct cofi_binding *b, const struct cofi_call *call,
+                         struct cofd_call *out)
 {
-    cof_arena *a = b->arena;
-    COF_TRY(cofi_arena_look(a));
+    const cof_arena *a = b->arena;
     b->direction = call->direction;
     b->digest = cofi_call_digest(b, call);
-    struct cofd_call c = {
+    *out = (struct cofd_call){
         .direction = call->direction, .left_out = left_out(a), .digest = b->digest,
         .meet = cofi_wait_options(a, "meeting before a reset"),
         .reset = cofi_wait_options(a, "meeting after a reset"),
         .end_ack = cofi_wait_options(a, "last call of another plan ended")};
-    memcpy(c.sizes, call->sizes, sizeof c.sizes);
+    memcpy(out->sizes, call->sizes, sizeof out->sizes);
+}
+
+cof_status cofi_cuda_call_begin(struct cofi_binding *b, const struct cofi_call *call, void *stream)
+{
+    struct cofd_call c;
+    COF_TRY(cofi_arena_look(b->arena));
+    cofi_cuda_call_make(b, call, &c);
     COFI_LAUNCH(b->arena, stream, cofi_launch_call_begin(b->on_device, &c, stream));
     return COF_OK;
 }

@@ -9,9 +9,14 @@
 #ifndef COFI_CALL_CUDA_H
 #define COFI_CALL_CUDA_H
 
+#include "device/device_arena.h"
 #include "symm/call.h"
 
 #define COFI_ALL_OTHERS (-1) /* as a peer or a writer: every other rank, from the next one on */
+
+/* What a kernel that makes the whole call gets (device/grid_call.h). */
+void cofi_cuda_call_make(struct cofi_binding *binding, const struct cofi_call *call,
+                         struct cofd_call *out);
 
 /* Next epoch, with meeting and reset where it comes round. Returns the arena's failure, if any. */
 cof_status cofi_cuda_call_begin(struct cofi_binding *binding, const struct cofi_call *call,

@@ -21,6 +21,7 @@ struct cofi_device_info {
     struct cofi_device_id id;
     int32_t n_sms;
     int32_t has_vmm, has_ipc; /* can be had of that device and its driver */
+    int32_t has_lines;        /* arrive whole, from here at all ranks' devices */
     int32_t wanted;           /* enum cofi_device_memory: COFUSE_CUDA_MEMORY */
 };
 

@@ -41,6 +41,7 @@ struct cofi_cuda_world {
     int n_ranks_here; /* ranks of the world on this device, this one included */
     int most_ranks;   /* on any device of the world's: the same on all ranks */
     int max_ctas;     /* 0: no cap */
+    bool has_lines;   /* 128-byte lines arrive whole (device/lines.h), between all ranks */
     cudaStream_t now;   /* serves COF_STREAM_NOW */
     cudaStream_t setup; /* for what creation calls copy and clear; never waits for a peer;
                            the device's, in this process */

@@ -76,6 +76,41 @@ static cof_status check_access(const cof_world *w, const struct cofi_device_info
     return status;
 }
 
+/* Lines arrive whole within a device and over NVLink, as far as has been seen: on sm_90. A link by
+ * which atomics reach the peer is NVLink. */
+static cof_status have_lines(const cof_world *w, const struct cofi_device_info *ranks, bool *have)
+{
+    int n_devices = 0, major = 0;
+    COF_CUDA(cudaGetDeviceCount(&n_devices));
+    COF_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, w->device->device));
+    *have = major == 9;
+    for (int r = 0; r < w->n_ranks; r++) {
+        int peer = find_visible(&ranks[r].id, n_devices), has_atomics = 1;
+        if (peer >= 0 && peer != w->device->device)
+            COF_CUDA(cudaDeviceGetP2PAttribute(&has_atomics, cudaDevP2PAttrNativeAtomicSupported,
+                                               w->device->device, peer));
+        *have &= peer >= 0 && has_atomics;
+    }
+    return COF_OK;
+}
+
+/* The same on all ranks. */
+static cof_status agree_on_lines(cof_world *w, struct cofi_device_info *ranks)
+{
+    bool have = false;
+    cof_status status = have_lines(w, ranks, &have);
+    for (int r = 0; r < w->n_ranks; r++)
+        ranks[r].has_lines = 0;
+    ranks[w->rank].has_lines = have;
+    struct cofi_device_info mine = ranks[w->rank];
+    COF_TRY(cofi_team_agree(w->team, "devices", status));
+    COF_TRY(cofi_team_exchange(w->team, "devices", &mine, ranks, sizeof mine));
+    w->device->has_lines = true;
+    for (int r = 0; r < w->n_ranks; r++)
+        w->device->has_lines &= ranks[r].has_lines != 0;
+    return COF_OK;
+}
+
 /* ---- proof ---------------------------------------------------------------------------------- */
 
 /* What rank `by` leaves for the rank with that cookie. */
@@ -225,6 +260,7 @@ static cof_status decide(cof_world *w, struct cofi_device_info *ranks, cof_statu
     COF_TRY(cofi_team_exchange(w->team, "devices", &mine, ranks, sizeof mine));
     COF_TRY(cofi_device_check_kinds(ranks, w->n_ranks));
     COF_TRY(cofi_team_agree(w->team, "devices", check_access(w, ranks)));
+    COF_TRY(agree_on_lines(w, ranks));
     d->n_ranks_here = cofi_device_n_ranks(ranks, w->n_ranks, w->rank);
     d->most_ranks = cofi_device_most_ranks(ranks, w->n_ranks);
     d->n_sms = cofi_device_n_sms(ranks, w->n_ranks);

@@ -5,6 +5,7 @@
 #define COFI_ALLREDUCE_RMSNORM_CUDA_H
 
 #include <cuda_runtime_api.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "device/device_arena.h"

@@ -74,6 +74,7 @@ template <class Code, class Elem>
 COFK_INLINE void cofk_push_row(const struct cofi_arn_kernel &k, uint32_t epoch, const char *row,
                                int64_t to_row, int to)
 {
+#pragma unroll 1
     for (uint32_t slot = threadIdx.x; slot < k.x_slots; slot += blockDim.x) {
         const struct cofd_slot s = cofk_load_slot<Code, Elem>(k, row, slot);
         if (to >= 0) {
@@ -105,6 +106,7 @@ COFK_INLINE bool cofk_take(uint32_t epoch, int writer, const char *row, uint32_t
                            struct cofd_slot *s, struct cofk_missing *missing)
 {
     uint32_t seen;
+#pragma unroll 1
     for (uint32_t looks = 0; looks < COFD_LOOKS; looks++)
         if (Code::load(row, slot, epoch, s, &seen))
             return true;
@@ -144,6 +146,7 @@ COFK_INLINE bool cofk_sum_slot(const struct cofi_arn_kernel &k, uint32_t epoch,
                                const struct cofd_slot &own, int64_t row, uint32_t slot,
                                float sum[4 * Elem::per_word], struct cofk_missing *missing)
 {
+#pragma unroll 1
     for (int first = 0; first < k.n_ranks; first += COFK_PEERS_AT_ONCE) {
         struct cofd_slot s[COFK_PEERS_AT_ONCE];
         bool is_there[COFK_PEERS_AT_ONCE];
@@ -206,6 +209,7 @@ template <class Code_, class Elem_, bool has_pair> struct cofk_sum_of_x {
     COFK_METHOD bool operator()(const struct cofi_arn_kernel &k, uint32_t epoch, float *sums,
                                 struct cofk_missing *missing) const
     {
+#pragma unroll 1
         for (uint32_t slot = threadIdx.x; slot < k.x_slots; slot += blockDim.x) {
             const struct cofd_slot own = cofk_load_slot<Code, Elem>(k, x, slot);
             float sum[4 * Elem::per_word];
@@ -226,6 +230,7 @@ template <class Code, class Elem> struct cofk_sum_of_owner {
     COFK_METHOD bool operator()(const struct cofi_arn_kernel &k, uint32_t epoch, float *sums,
                                 struct cofk_missing *missing) const
     {
+#pragma unroll 1
         for (uint32_t slot = threadIdx.x; slot < k.sum_slots; slot += blockDim.x) {
             struct cofd_slot s;
             float x[4 * Elem::per_word];
@@ -263,6 +268,7 @@ template <class Code, class Elem>
 COFK_INLINE void cofk_push_sums(const struct cofi_arn_kernel &k, uint32_t epoch, const float *sums,
                                 int64_t row)
 {
+#pragma unroll 1
     for (uint32_t slot = threadIdx.x; slot < k.sum_slots; slot += blockDim.x) {
         const uint32_t element = Code::offset(slot) / 4 * Elem::per_word, n = Code::n_words(slot);
         struct cofd_slot s = {{0, 0, 0, 0}};

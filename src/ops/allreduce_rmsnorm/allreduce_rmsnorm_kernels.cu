@@ -94,30 +94,28 @@ COFK_INLINE void cofk_close(const struct cofi_arn_kernel &k, const struct cofd_g
  * nothing. */
 
 template <class Code, class Elem, bool has_pair>
-__global__ void __launch_bounds__(COFI_ARN_CUDA_THREADS, has_pair ? 2 : 1)
+__global__ void __launch_bounds__(COFI_ARN_CUDA_THREADS, has_pair && Code::is_fast && Elem::per_word == 2 ? 2 : 1)
 cofk_arn_one_shot(const __grid_constant__ struct cofi_arn_kernel k)
 {
     __shared__ struct cofk_memory memory;
     struct cofd_grid g;
     const int step = (int)gridDim.x;
-    int row = (int)blockIdx.x, next = row; /* next: to be pushed */
+    int row = (int)blockIdx.x;
     cofk_open<Elem>(k, &g, &memory);
     bool is_alive = cofd_grid_begin(&g);
     if (is_alive && blockIdx.x == 0)
         cofd_grid_announce(&g);
-    if (is_alive && next < k.n_tokens)
-        cofk_push_row<Code, Elem>(k, g.epoch, k.x + next * k.x_pitch, next, COFD_ALL_OTHERS);
-    next += step;
+    if (is_alive && row < k.n_tokens)
+        cofk_push_row<Code, Elem>(k, g.epoch, k.x + row * k.x_pitch, row, COFD_ALL_OTHERS);
     is_alive = cofd_block_all(is_alive);
     if (is_alive && threadIdx.x == 0)
         cofd_grid_arrive(&g);
     while (is_alive && row < k.n_tokens) {
         for (; row < k.n_tokens; row += step) {
             const struct cofk_vector<Elem> residual = cofk_prefetch<Elem>(k, row);
-            if (next == row + step && next < k.n_tokens)
-                cofk_push_row<Code, Elem>(k, g.epoch, k.x + next * k.x_pitch, next,
+            if (row + step < k.n_tokens) /* after a long wait once more: the same bytes */
+                cofk_push_row<Code, Elem>(k, g.epoch, k.x + (row + step) * k.x_pitch, row + step,
                                           COFD_ALL_OTHERS);
-            next = row + 2 * step;
             const struct cofk_sum_of_x<Code, Elem, has_pair> take = {k.x + row * k.x_pitch, row};
             if (!cofd_block_all(take(k, g.epoch, cofk_sums(), &memory.missing)))
                 break;
@@ -171,7 +169,7 @@ COFK_INLINE bool cofk_take_row(const struct cofi_arn_kernel &k, uint32_t epoch, 
 /* Items of a block: its own row of wave 0, of wave 1, its others' rows of wave 0, its own row of
  * wave 2, .. Rows of a wave are pushed before the own row of the wave before is waited for. */
 template <class Code, class Elem>
-__global__ void __launch_bounds__(COFI_ARN_CUDA_THREADS)
+__global__ void __launch_bounds__(COFI_ARN_CUDA_THREADS, 1)
 cofk_arn_two_shot(const __grid_constant__ struct cofi_arn_kernel k)
 {
     __shared__ struct cofk_memory memory;

@@ -190,6 +190,7 @@ COFK_INLINE float cofk_inverse_rms(const struct cofi_arn_kernel &k, const float 
 {
     const int n = (k.hidden + COFK_SEGMENT - 1) / COFK_SEGMENT;
     float sum = 0;
+#pragma unroll 4
     for (int i = 0; i < n; i += 4) {
         const float4 s = *(const float4 *)(segment + i);
         sum = i == 0 ? s.x : __fadd_rn(sum, s.x);
@@ -265,6 +266,7 @@ COFK_INLINE void cofk_finish_row(const struct cofi_arn_kernel &k, int64_t row, f
     const int end = (k.hidden + COFK_SEGMENT - 1) / COFK_SEGMENT * (COFK_SEGMENT / COFK_VECTOR);
     float z[COFK_VECTOR];
     cofk_make_z<Elem>(k, row, v, sums, residual, segment, z);
+#pragma unroll 1
     for (int u = v + step; u < end; u += step) {
         struct cofk_vector<Elem> next;
         float more[COFK_VECTOR];
@@ -281,6 +283,7 @@ COFK_INLINE void cofk_finish_row(const struct cofi_arn_kernel &k, int64_t row, f
     const float inverse = cofk_inverse_rms(k, segment);
     if (cofk_is_in_row(k, v))
         cofk_store_norm<Elem>(k, row, v, inverse, z, weight);
+#pragma unroll 1
     for (int u = v + step; cofk_is_in_row(k, u); u += step) {
         float more[COFK_VECTOR], w[COFK_VECTOR];
 #pragma unroll

@@ -1,0 +1,312 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+/* allreduce_rmsnorm on CUDA devices: sizes, and the launches of a call. A call that the exchange
+ * memory does not hold goes in parts, each a call of its own to the arena. */
+#include "ops/allreduce_rmsnorm/allreduce_rmsnorm_cuda.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "core/config.h"
+#include "core/faults.h"
+#include "ops/allreduce_rmsnorm/allreduce_rmsnorm.h"
+#include "symm/call_cuda.h"
+#include "symm/options_cuda.h"
+#include "symm/stream.h"
+
+_Static_assert(COFI_ARN_CUDA_RANKS == COFI_ARN_MAX_RANKS, "ranks");
+
+/* Calls with more bytes take two shots. Between two ranks both send the same bytes, and one shot
+ * has one hop; beyond, the bytes of one shot grow with P and those of two do not: from the rates and
+ * latencies of two H200, for more ranks than could be measured there. */
+static int64_t default_one_shot_bytes(int n_ranks)
+{
+    return n_ranks <= 2   ? INT64_MAX
+           : n_ranks <= 4 ? INT64_C(480) << 10
+           : n_ranks <= 8 ? INT64_C(137) << 10
+                          : INT64_C(64) << 10;
+}
+
+/* ---- sizes ---------------------------------------------------------------------------------- */
+
+struct sizes {
+    bool has_lines;
+    int64_t one_shot_rows, two_shot_rows; /* that a part holds; 0: never taken */
+    uint32_t x_slots, sum_slots;
+    size_t x_writer, x_half, sum_half, sums; /* bytes; sums: where those of rows begin */
+};
+
+static bool has_lines(const struct cofi_arn_plan *plan)
+{
+    const char *units = cofi_config_text(COFI_VAR_TAGGED_UNITS);
+    const struct cofi_cuda_world *w = plan->base.team->world->device;
+    return units[0] == 'l' || (units[0] == 'a' && w->has_lines);
+}
+
+static int64_t one_shot_rows(const struct cofi_arn_plan *plan)
+{
+    const cof_allreduce_rmsnorm_params *p = &plan->params;
+    if (p->algorithm != COF_ALLREDUCE_AUTO)
+        return p->algorithm == COF_ALLREDUCE_ONE_SHOT ? p->max_tokens : 0;
+    int64_t bytes =
+        p->one_shot_bytes ? p->one_shot_bytes : default_one_shot_bytes(plan->n_ranks);
+    int64_t rows = plan->n_ranks == 1 ? p->max_tokens : bytes / plan->row_bytes;
+    return rows < p->max_tokens ? rows : p->max_tokens;
+}
+
+static int64_t most(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+static struct sizes sizes_of(const struct cofi_arn_plan *plan)
+{
+    const cof_allreduce_rmsnorm_params *p = &plan->params;
+    int64_t n = plan->n_ranks;
+    bool is_exact = p->rounding == COF_ALLREDUCE_EXACT;
+    struct sizes s = {.has_lines = has_lines(plan), .one_shot_rows = one_shot_rows(plan)};
+    s.two_shot_rows = s.one_shot_rows < p->max_tokens ? p->max_tokens : 0;
+    s.x_slots = cofi_arn_slots(s.has_lines, plan->row_bytes);
+    s.sum_slots = cofi_arn_slots(s.has_lines, is_exact ? p->hidden * 4 : plan->row_bytes);
+    if (n == 1)
+        return s;
+    s.x_writer = (size_t)most(s.one_shot_rows, (s.two_shot_rows + n - 1) / n) * s.x_slots * 16;
+    s.x_half = s.x_writer * (size_t)n;
+    s.sum_half = (size_t)s.two_shot_rows * s.sum_slots * 16;
+    s.sums = 2 * s.x_half;
+    return s;
+}
+
+static void lay_out(struct cofi_arn_plan *plan)
+{
+    struct sizes s = sizes_of(plan);
+    plan->n_purposes = 1;
+    plan->acks = 0;
+    plan->payload_bytes = 0;
+    plan->tagged_bytes = s.sums + 2 * s.sum_half;
+    plan->local_bytes = 0;
+}
+
+static cof_status check(const struct cofi_arn_plan *plan)
+{
+    COF_FAIL_IF(plan->params.hidden > COFI_ARN_CUDA_MAX_HIDDEN, COF_ERR_UNSUPPORTED,
+                "params.hidden = %lld: wanted at most %d on a CUDA device",
+                (long long)plan->params.hidden, COFI_ARN_CUDA_MAX_HIDDEN);
+    COF_FAIL_IF(plan->params.max_tokens > INT32_MAX / 2, COF_ERR_UNSUPPORTED,
+                "params.max_tokens = %lld: wanted at most %d on a CUDA device",
+                (long long)plan->params.max_tokens, INT32_MAX / 2);
+    return COF_OK;
+}
+
+static void describe(const struct cofi_arn_plan *plan, char *text, size_t bytes)
+{
+    static const char *const names[] = {"auto", "one_shot", "two_shot"};
+    struct sizes s = sizes_of(plan);
+    char limit[48] = "";
+    if (plan->params.algorithm == COF_ALLREDUCE_AUTO && s.two_shot_rows == 0)
+        snprintf(limit, sizeof limit, " one_shot_rows=all");
+    else if (plan->params.algorithm == COF_ALLREDUCE_AUTO)
+        snprintf(limit, sizeof limit, " one_shot_rows=%lld", (long long)s.one_shot_rows);
+    snprintf(text, bytes, "algorithm=%s%s units=%s max_ctas=%d", names[plan->params.algorithm],
+             limit, s.has_lines ? "lines" : "words", plan->params.max_ctas);
+}
+
+/* ---- plan ----------------------------------------------------------------------------------- */
+
+struct kernel {
+    struct cofi_arn_choice choice;
+    int most_blocks;
+};
+
+struct state {
+    struct sizes sizes;
+    struct kernel one_shot, two_shot;
+    int n_threads;
+    size_t shared_bytes;
+    bool is_dependent; /* the device starts kernels before those before them have ended */
+    struct cofi_arn_kernel arguments; /* what is the same in all calls */
+};
+
+static int64_t round_up(int64_t n, int64_t to)
+{
+    return (n + to - 1) / to * to;
+}
+
+/* As many as slots or vectors, whichever are more, that none has much more to do than another. */
+static int choose_threads(const struct cofi_arn_plan *plan, const struct sizes *s)
+{
+    int64_t n = most(s->x_slots, round_up(plan->params.hidden, 256) / 8);
+    int64_t turns = (n + COFI_ARN_CUDA_THREADS - 1) / COFI_ARN_CUDA_THREADS;
+    return (int)round_up((n + turns - 1) / turns, 32);
+}
+
+/* The weights of a vector for each thread, then the sums of a row, slots filled up. */
+static size_t shared_bytes(const struct cofi_arn_plan *plan, const struct state *st)
+{
+    int64_t per_word = plan->elem == COFI_ELEM_F32 ? 1 : 2;
+    int64_t x = st->sizes.x_slots * 4 * per_word, sums = st->sizes.sum_slots * 4 * 2;
+    int64_t row = most(most(x, sums), round_up(plan->params.hidden, 256));
+    return (size_t)(st->n_threads * 8 + row) * sizeof(float);
+}
+
+static cof_status open_kernel(const struct cofi_arn_plan *plan, struct state *st, struct kernel *k)
+{
+    const void *entry = cofi_arn_kernel_of(&k->choice);
+    struct cofi_cuda_scope scope;
+    COF_TRY(cofi_cuda_enter(plan->base.team->world->device->device, &scope));
+    cudaError_t error = cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                             (int)st->shared_bytes);
+    cofi_cuda_leave(&scope);
+    COF_CUDA(error);
+    return cofi_cuda_max_blocks(plan->base.team, entry, st->n_threads, st->shared_bytes,
+                                plan->params.max_ctas, &k->most_blocks);
+}
+
+static void set_arguments(const struct cofi_arn_plan *plan, struct state *st)
+{
+    const cof_arena *a = plan->binding.arena;
+    const cof_allreduce_rmsnorm_params *p = &plan->params;
+    const struct sizes *s = &st->sizes;
+    st->arguments = (struct cofi_arn_kernel){
+        .arena = a->on_device, .binding = plan->binding.on_device,
+        .announced = cofi_wait_options(a, "all ranks to begin"),
+        .rows = cofi_wait_options(a, "rows"), .sums_wait = cofi_wait_options(a, "rows and sums"),
+        .x_half = s->x_half, .x_writer = s->x_writer, .sums = s->sums, .sum_half = s->sum_half,
+        .x_slots = s->x_slots, .sum_slots = s->sum_slots, .rank = plan->rank,
+        .n_ranks = plan->n_ranks, .hidden = (int32_t)p->hidden, .eps = p->eps,
+        .is_exact = p->rounding == COF_ALLREDUCE_EXACT && p->variant != COF_ALLREDUCE_ONLY,
+        .weight_f32 = plan->weight_elem == COFI_ELEM_F32, .weight_bias = p->weight_bias,
+        .only_one_half = COFI_FAULT(ARN_HALF, plan->rank),
+        .no_announced_wait = COFI_FAULT(ARN_READY_WAIT, plan->rank)};
+    for (int r = 0; r < plan->n_ranks; r++)
+        st->arguments.tagged[r] = a->base[r] + plan->binding.tagged_offset;
+}
+
+static cof_status check_device(const struct cofi_arn_plan *plan, struct state *st)
+{
+    int major = 0;
+    COF_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor,
+                                    plan->base.team->world->device->device));
+    st->is_dependent = major >= 9;
+    COF_FAIL_IF(plan->n_ranks > 1 && cofi_config_int(COFI_VAR_FORCE_STAGED) != 0,
+                COF_ERR_UNSUPPORTED,
+                "variable COFUSE_FORCE_STAGED = 1: allreduce_rmsnorm on devices stores into the "
+                "memory of its peers");
+    return COF_OK;
+}
+
+static cof_status open_plan(struct cofi_arn_plan *plan)
+{
+    static const enum cofi_arn_elem_cuda elems[] = {[COFI_ELEM_BF16] = COFI_ARN_BF16,
+                                                    [COFI_ELEM_F16] = COFI_ARN_F16,
+                                                    [COFI_ELEM_F32] = COFI_ARN_F32};
+    struct state *st = calloc(1, sizeof *st);
+    COF_FAIL_IF(!st, COF_ERR_NOMEM, "allreduce_rmsnorm plan: no memory");
+    plan->state = st;
+    st->sizes = sizes_of(plan);
+    COF_TRY(check_device(plan, st));
+    st->n_threads = choose_threads(plan, &st->sizes);
+    st->shared_bytes = shared_bytes(plan, st);
+    st->one_shot.choice = (struct cofi_arn_choice){
+        .elem = elems[plan->elem], .has_lines = st->sizes.has_lines, .has_pair = plan->n_ranks == 2};
+    st->two_shot.choice = st->one_shot.choice;
+    st->two_shot.choice.is_two_shot = true;
+    if (st->sizes.one_shot_rows)
+        COF_TRY(open_kernel(plan, st, &st->one_shot));
+    if (st->sizes.two_shot_rows)
+        COF_TRY(open_kernel(plan, st, &st->two_shot));
+    set_arguments(plan, st);
+    return COF_OK;
+}
+
+static void close_plan(struct cofi_arn_plan *plan)
+{
+    free(plan->state);
+}
+
+/* ---- calls ---------------------------------------------------------------------------------- */
+
+static bool is_aligned(const struct cofi_arn_rows *rows, int64_t n_tokens, uintptr_t to)
+{
+    return (uintptr_t)rows->data % to == 0 && (n_tokens == 1 || rows->pitch % (int64_t)to == 0);
+}
+
+static char *row_of(const struct cofi_arn_rows *rows, int64_t row)
+{
+    return rows->data ? rows->data + row * rows->pitch : NULL;
+}
+
+/* Rows first .. first + n - 1 of the call. */
+static struct cofi_arn_kernel part_of(const struct cofi_arn_plan *plan,
+                                      const struct cofi_arn_call *call, int64_t first, int64_t n)
+{
+    const struct state *st = plan->state;
+    struct cofi_arn_kernel k = st->arguments;
+    k.x = row_of(&call->x, first);
+    k.residual = row_of(&call->residual, first);
+    k.residual_out = row_of(&call->residual_out, first);
+    k.norm_out = row_of(&call->norm_out, first);
+    k.weight = call->weight;
+    k.x_pitch = call->x.pitch;
+    k.residual_pitch = call->residual.pitch;
+    k.residual_out_pitch = call->residual_out.pitch;
+    k.norm_out_pitch = call->norm_out.pitch;
+    k.n_tokens = (int32_t)n;
+    k.x_aligned = is_aligned(&call->x, call->n_tokens, 8);
+    k.residual_aligned = is_aligned(&call->residual, call->n_tokens, 16);
+    k.residual_out_aligned = is_aligned(&call->residual_out, call->n_tokens, 16);
+    k.norm_out_aligned = is_aligned(&call->norm_out, call->n_tokens, 16);
+    k.weight_aligned = (uintptr_t)call->weight % 16 == 0;
+    return k;
+}
+
+/* Blocks for rows, or for groups of them; every block the same number, as near as can be. */
+static int choose_blocks(int64_t n, int most_blocks)
+{
+    int64_t turns = (n + most_blocks - 1) / most_blocks;
+    return (int)((n + turns - 1) / turns);
+}
+
+static cof_status enqueue(struct cofi_arn_plan *plan, const struct cofi_arn_call *call,
+                          void *stream)
+{
+    const struct state *st = plan->state;
+    cof_arena *a = plan->binding.arena;
+    bool is_two_shot = call->n_tokens > st->sizes.one_shot_rows && st->sizes.two_shot_rows > 0;
+    const struct kernel *kernel = is_two_shot ? &st->two_shot : &st->one_shot;
+    int64_t most_rows = is_two_shot ? st->sizes.two_shot_rows : st->sizes.one_shot_rows;
+    for (int64_t first = 0; first < call->n_tokens; first += most_rows) {
+        int64_t n = call->n_tokens - first < most_rows ? call->n_tokens - first : most_rows;
+        const struct cofi_call c = {
+            .n_empty = plan->n_empty,
+            .sizes = {(uint64_t)call->n_tokens, (uint64_t)first, (uint64_t)call->x_source}};
+        struct cofi_arn_kernel k = part_of(plan, call, first, n);
+        cofi_cuda_call_make(&plan->binding, &c, &k.call);
+        int n_blocks = choose_blocks(
+            is_two_shot ? (n + plan->n_ranks - 1) / plan->n_ranks : n, kernel->most_blocks);
+        COFI_LAUNCH(a, stream, cofi_arn_launch(&kernel->choice, &k, n_blocks, st->n_threads,
+                                               st->shared_bytes, st->is_dependent, stream));
+    }
+    return COF_OK;
+}
+
+static cof_status run(struct cofi_arn_plan *plan, const struct cofi_arn_call *call,
+                      cof_stream stream)
+{
+    void *handle;
+    COF_TRY(cofi_stream_begin_device(plan->base.team->world, stream, &handle));
+    cof_status status = cofi_arena_look(plan->binding.arena);
+    if (status == COF_OK)
+        status = enqueue(plan, call, handle);
+    return cofi_stream_end_device(plan->binding.arena, stream, status);
+}
+
+static const struct cofi_arn_backend backend = {.name = "cuda", .check = check,
+                                                .lay_out = lay_out, .describe = describe,
+                                                .open = open_plan, .close = close_plan,
+                                                .run = run};
+
+const struct cofi_arn_backend *cofi_arn_cuda(void)
+{
+    return &backend;
+}
