@@ -90,7 +90,7 @@ template <class Code> struct grid_plan {
             struct cofd_slot s;
             uint32_t seen;
             while (!Code::load(at, slot, g->epoch, &s, &seen))
-                if (!cofd_grid_goes_on(g, writer, at, seen, &o, &patience))
+                if (!cofd_grid_goes_on(g, writer, seen, &o, &patience))
                     return false;
             *n_bad += s.word[0] != number(writer, g->epoch, row, slot) || s.word[1] != ~slot;
         }
@@ -119,11 +119,11 @@ template <class Code> struct grid_plan {
             for (int i = 1; ok && i < m->spec.n_ranks; i++)
                 ok = take(&g, r, (r + i) % m->spec.n_ranks, row, &n_bad);
         d->maybe(16, 300);
-        if (ok && cofd_block() == 0)
+        if (ok && cofd_block() == 0 && BREAK != NO_READY_WAIT)
             ok = cofd_grid_wait_announced(g);
         if (ok)
             cofd_grid_end(&g);
-        CHECK(n_bad == 0, "rank %d, block %u, epoch %u: %d of %d rows' slots", r, cofd_block(),
+        CHECK(n_bad == 0, "rank %d, block %u, epoch %u: %d slots of %d rows", r, cofd_block(),
               g.epoch, n_bad, n);
         if (!ok)
             has_failed[size_t(r)] = true;

@@ -39,8 +39,8 @@ struct cofd_grid {
     uint32_t epoch;
 };
 
-/* The binding as it is in this call, for words and texts: the one in memory becomes so only when all
- * have arrived, at a time when other blocks may be here. */
+/* The binding as it is in this call, for words and texts: the one in memory becomes so only when
+ * all have arrived, at a time when other blocks may be here. */
 COFD_FN struct cofd_binding cofd_grid_binding(const struct cofd_grid *g)
 {
     struct cofd_binding b = {};
@@ -165,15 +165,13 @@ COFD_FN bool cofd_grid_differs(const struct cofd_grid *g, int writer)
 /* One thread of the block, after COFD_LOOKS looks at a slot of this writer's, the last of which
  * found `seen` for its tag. False when the arena is dead. Blocks but the first look at the words of
  * hosts seldom: all of them would fill the bus to the host. */
-COFD_FN bool cofd_grid_goes_on(const struct cofd_grid *g, int writer, const char *slot,
-                               uint32_t seen, const struct cofd_wait_options *options,
-                               struct cofd_patience *p)
+COFD_FN bool cofd_grid_goes_on(const struct cofd_grid *g, int writer, uint32_t seen,
+                               const struct cofd_wait_options *options, struct cofd_patience *p)
 {
     if (cofd_is_dead(g->arena))
         return false;
     const struct cofd_binding b = cofd_grid_binding(g);
-    const struct cofd_wait w = {g->arena, &b, writer, COFI_READY,
-                                (const uint64_t *)(const void *)slot, g->epoch, options};
+    const struct cofd_wait w = {g->arena, &b, writer, COFI_READY, 0, g->epoch, options};
     if (p->status != 0) {
         cofd_fail(&w, p->status, seen);
         return false;
