@@ -69,6 +69,8 @@ words COUNT_BEFORE_DATA
 words NO_CREDIT
 words TAG_BEFORE_PAYLOAD
 words ONE_HALF
+grid ONE_HALF
+grid NO_READY_WAIT
 END
     wait
 }

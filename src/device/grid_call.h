@@ -9,8 +9,8 @@
  *     gate
  *   - the record of the call is written by the first wait that lasts, not before the first signal:
  *     it serves ranks that wait, and texts
- *   - every rank announces the call to all others at its beginning (purpose 0, no payload behind
- *     it), and ends only when all have: so buffers in two halves by the epoch's parity need no acks
+ *   - every rank announces the call to all others at its beginning (no payload behind it), and ends
+ *     only when all have: so buffers and words in two halves by the epoch's parity need no acks
  *
  *   epoch      the last block to arrive               every block, at its beginning
  *   arrived    one thread of a block                  likewise
@@ -22,7 +22,11 @@
 
 #include "device/device_call.h"
 
-#define COFD_ANNOUNCED 0 /* the purpose of a plan whose calls are made so */
+/* The purposes of a plan whose calls are made so: a word for each parity of the epoch, for a rank
+ * that has ended a call announces the next one before a slower rank has looked at its last word
+ * (models/tagged_push.pml, SIGNAL_WITHOUT_HALF). */
+#define COFD_GRID_PURPOSES 2
+#define COFD_ANNOUNCED(epoch) ((epoch) & 1)
 #define COFD_ROUNDS 16   /* of a wait: of these, blocks but the first look at host memory once */
 #define COFD_GATE_OPEN 1
 #define COFD_GATE_DEAD 2
@@ -35,10 +39,16 @@ struct cofd_grid {
     uint32_t epoch;
 };
 
-/* The binding as it is in this call: the one in memory becomes so only when all have arrived. */
+/* The binding as it is in this call, for words and texts: the one in memory becomes so only when
+ * all have arrived, at a time when other blocks may be here. */
 COFD_FN struct cofd_binding cofd_grid_binding(const struct cofd_grid *g)
 {
-    struct cofd_binding b = *g->binding;
+    struct cofd_binding b = {};
+    b.arena = g->arena;
+    b.words_offset = g->binding->words_offset;
+    b.ordinal = g->binding->ordinal;
+    for (int i = 0; i < COFI_NAME_WORDS; i++)
+        b.name[i] = g->binding->name[i];
     b.epoch = g->epoch;
     b.direction = g->call->direction;
     b.digest = g->call->digest;
@@ -126,8 +136,8 @@ COFD_FN void cofd_grid_announce(const struct cofd_grid *g)
     const uint64_t value = (uint64_t)g->epoch | g->call->digest << 32;
     for (uint32_t i = cofd_thread(); i + 1 < (uint32_t)a->n_ranks; i += cofd_n_threads()) {
         const int to = (a->rank + 1 + (int)i) % a->n_ranks;
-        struct cofi_line *line = cofd_line(a, to, g->binding->words_offset, COFD_ANNOUNCED,
-                                           a->rank);
+        struct cofi_line *line = cofd_line(a, to, g->binding->words_offset,
+                                           COFD_ANNOUNCED(g->epoch), a->rank);
         cofd_store_relaxed_sys((uint64_t *)&line->value, value);
     }
 }
@@ -156,8 +166,8 @@ COFD_RARE void cofd_grid_fail(struct cofd_grid g, int writer, const char *slot, 
 COFD_FN bool cofd_grid_differs(const struct cofd_grid *g, int writer)
 {
     const struct cofd_arena *a = g->arena;
-    const struct cofi_line *line = cofd_line(a, a->rank, g->binding->words_offset, COFD_ANNOUNCED,
-                                             writer);
+    const struct cofi_line *line = cofd_line(a, a->rank, g->binding->words_offset,
+                                             COFD_ANNOUNCED(g->epoch), writer);
     const uint64_t value = cofd_load_acquire_sys((const uint64_t *)&line->value);
     return (uint32_t)value == g->epoch && (value >> 32 & COFI_DIGEST_MASK) != g->call->digest;
 }
@@ -165,15 +175,13 @@ COFD_FN bool cofd_grid_differs(const struct cofd_grid *g, int writer)
 /* One thread of the block, after COFD_LOOKS looks at a slot of this writer's, the last of which
  * found `seen` for its tag. False when the arena is dead. Blocks but the first look at the words of
  * hosts seldom: all of them would fill the bus to the host. */
-COFD_FN bool cofd_grid_goes_on(const struct cofd_grid *g, int writer, const char *slot,
-                               uint32_t seen, const struct cofd_wait_options *options,
-                               struct cofd_patience *p)
+COFD_FN bool cofd_grid_goes_on(const struct cofd_grid *g, int writer, uint32_t seen,
+                               const struct cofd_wait_options *options, struct cofd_patience *p)
 {
     if (cofd_is_dead(g->arena))
         return false;
     const struct cofd_binding b = cofd_grid_binding(g);
-    const struct cofd_wait w = {g->arena, &b, writer, COFI_READY,
-                                (const uint64_t *)(const void *)slot, g->epoch, options};
+    const struct cofd_wait w = {g->arena, &b, writer, COFI_READY, 0, g->epoch, options};
     if (p->status != 0) {
         cofd_grid_fail(*g, writer, slot, seen, options, p->status);
         return false;
@@ -197,8 +205,8 @@ COFD_FN bool cofd_grid_goes_on(const struct cofd_grid *g, int writer, const char
 COFD_RARE bool cofd_grid_wait_announced(struct cofd_grid g)
 {
     const struct cofd_binding b = cofd_grid_binding(&g);
-    return cofd_wait_words(&b, COFD_ALL_OTHERS, b.words_offset, COFD_ANNOUNCED, COFI_READY, b.epoch,
-                           g.announced);
+    return cofd_wait_words(&b, COFD_ALL_OTHERS, b.words_offset, COFD_ANNOUNCED(b.epoch), COFI_READY,
+                           b.epoch, g.announced);
 }
 
 /* ---- end ------------------------------------------------------------------------------------ */

@@ -33,6 +33,7 @@ struct cofd_slot {
 struct cofd_lines {
     static const bool is_fast = true; /* worth registers for more blocks */
     static const uint32_t line_data = 120;
+    static const uint32_t offset_unit = 8; /* offsets are multiples of it */
 
     COFD_BOTH uint32_t n_slots(uint64_t row_bytes)
     {
@@ -90,6 +91,7 @@ struct cofd_lines {
 struct cofd_wides {
     static const bool is_fast = false;
     static const uint32_t word_data = 12;
+    static const uint32_t offset_unit = 4;
 
     COFD_BOTH uint32_t n_slots(uint64_t row_bytes)
     {

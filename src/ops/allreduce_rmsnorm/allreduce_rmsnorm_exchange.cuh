@@ -90,12 +90,13 @@ COFK_INLINE void cofk_push_row(const struct cofi_arn_kernel &k, uint32_t epoch, 
 
 /* ---- slots of others ------------------------------------------------------------------------ */
 
-/* What some thread of the block still waited for when it had looked long enough. In shared memory:
- * the block waits on as a whole, and looks at all of the row again. */
+/* The first slot that threads of the block still waited for when they had looked long enough. In
+ * shared memory: the block waits on as a whole, and looks at all of the row again. What is there
+ * stays there, so the first of what is not changes only when something has come. */
 struct cofk_missing {
-    int writer;
+    uint32_t first, last; /* slot * COFI_ARN_CUDA_RANKS + writer; last: of the wait before */
+    int64_t last_row;
     uint32_t seen;
-    const char *slot, *last; /* last: of the wait before */
     bool is_alive;
     struct cofd_patience patience;
 };
@@ -110,9 +111,9 @@ COFK_INLINE bool cofk_take(uint32_t epoch, int writer, const char *row, uint32_t
     for (uint32_t looks = 0; looks < COFD_LOOKS; looks++)
         if (Code::load(row, slot, epoch, s, &seen))
             return true;
-    missing->writer = writer;
-    missing->slot = row + (uint64_t)slot * 16;
-    missing->seen = seen;
+    const uint32_t key = slot * COFI_ARN_CUDA_RANKS + (uint32_t)writer;
+    if (key < atomicMin(&missing->first, key))
+        missing->seen = seen;
     return false;
 }
 
@@ -131,12 +132,17 @@ COFK_INLINE void cofk_keep_slot(float *sums, uint32_t slot, const float from[4 *
 {
     float *to = sums + Code::offset(slot) / 4 * Elem::per_word;
     const uint32_t n = Code::n_words(slot) * Elem::per_word;
+    const bool has_pairs = Elem::per_word == 2 || Code::offset_unit == 8; /* `to` is even */
 #pragma unroll
     for (uint32_t i = 0; i < 4 * Elem::per_word; i += 2)
-        if (i + 1 < n)
+        if (has_pairs && i + 1 < n) {
             *(float2 *)(to + i) = make_float2(from[i], from[i + 1]);
-        else if (i < n)
-            to[i] = from[i];
+        } else {
+            if (i < n)
+                to[i] = from[i];
+            if (i + 1 < n)
+                to[i + 1] = from[i + 1];
+        }
 }
 
 /* x_0 + x_1 + ... of a slot. This rank's addend comes from its x; of the others' some are looked at
@@ -246,14 +252,17 @@ template <class Code, class Elem> struct cofk_sum_of_owner {
 
 /* Between two looks of the block at a row; false on all threads when the arena is dead. */
 static __device__ __noinline__ bool cofk_wait_on(struct cofd_grid g, struct cofk_missing *missing,
+                                                 int64_t row,
                                                  const struct cofd_wait_options *options)
 {
     if (threadIdx.x == 0) {
-        if (missing->slot != missing->last) /* something has come since */
+        if (missing->first != missing->last || row != missing->last_row) /* something has come */
             missing->patience = {0, 0, 0};
-        missing->last = missing->slot;
-        missing->is_alive = cofd_grid_goes_on(&g, missing->writer, missing->slot, missing->seen,
-                                              options, &missing->patience);
+        missing->last = missing->first;
+        missing->last_row = row;
+        missing->first = UINT32_MAX;
+        missing->is_alive = cofd_grid_goes_on(&g, (int)(missing->last % COFI_ARN_CUDA_RANKS),
+                                              missing->seen, options, &missing->patience);
     }
     __syncthreads();
     const bool is_alive = missing->is_alive;

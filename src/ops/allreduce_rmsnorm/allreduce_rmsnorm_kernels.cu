@@ -59,7 +59,7 @@ COFK_INLINE void cofk_open(const struct cofi_arn_kernel &k, struct cofd_grid *g,
     for (uint32_t i = threadIdx.x; i < COFK_MAX_SEGMENTS; i += blockDim.x)
         memory->segment[i] = 0;
     if (threadIdx.x == 0)
-        memory->missing.last = nullptr;
+        memory->missing.first = memory->missing.last = UINT32_MAX;
     cofk_wait_earlier();
     *g = {k.arena, k.binding, &k.call, &k.announced, 0};
     if (k.weight && cofk_is_in_row(k, (int)threadIdx.x))
@@ -81,13 +81,15 @@ template <class Elem>
 COFK_INLINE void cofk_close(const struct cofi_arn_kernel &k, const struct cofd_grid &g,
                             bool is_alive, int row, int step)
 {
-    if (!is_alive) {
-        cofk_fill_rows<Elem>(k, row, step);
-        return;
+    if (is_alive && blockIdx.x == 0 && !k.no_announced_wait && !cofd_grid_wait_announced(g)) {
+        is_alive = false; /* rows of another call, it may be: of all blocks */
+        row = 0;
+        step = 1;
     }
-    if (blockIdx.x == 0 && !k.no_announced_wait)
-        cofd_grid_wait_announced(g);
-    cofd_grid_end(&g);
+    if (is_alive)
+        cofd_grid_end(&g);
+    else
+        cofk_fill_rows<Elem>(k, row, step);
 }
 
 /* Kernels leave their loop over rows while they wait long: so the call's registers cost the loop
@@ -123,7 +125,7 @@ cofk_arn_one_shot(const __grid_constant__ struct cofi_arn_kernel k)
                                   cofk_weight());
         }
         if (row < k.n_tokens)
-            is_alive = cofk_wait_on(g, &memory.missing, &k.rows);
+            is_alive = cofk_wait_on(g, &memory.missing, row, &k.rows);
     }
     cofk_close<Elem>(k, g, is_alive, row, step);
 }
@@ -209,7 +211,7 @@ cofk_arn_two_shot(const __grid_constant__ struct cofi_arn_kernel k)
                                   cofk_weight());
         }
         if (item < n_items)
-            is_alive = cofk_wait_on(g, &memory.missing, &k.sums_wait);
+            is_alive = cofk_wait_on(g, &memory.missing, item, &k.sums_wait);
     }
     cofk_close<Elem>(k, g, is_alive, blockIdx.x, (int)gridDim.x);
 }
