@@ -153,12 +153,11 @@ COFD_RARE void cofd_grid_record(struct cofd_grid g)
     cofd_record_call(&b, g.call);
 }
 
-COFD_RARE void cofd_grid_fail(struct cofd_grid g, int writer, const char *slot, uint32_t seen,
+COFD_RARE void cofd_grid_fail(struct cofd_grid g, int writer, uint32_t seen,
                               const struct cofd_wait_options *options, int status)
 {
     const struct cofd_binding b = cofd_grid_binding(&g);
-    const struct cofd_wait w = {g.arena, &b, writer, COFI_READY,
-                                (const uint64_t *)(const void *)slot, g.epoch, options};
+    const struct cofd_wait w = {g.arena, &b, writer, COFI_READY, 0, g.epoch, options};
     cofd_fail(&w, status, seen);
 }
 
@@ -183,7 +182,7 @@ COFD_FN bool cofd_grid_goes_on(const struct cofd_grid *g, int writer, uint32_t s
     const struct cofd_binding b = cofd_grid_binding(g);
     const struct cofd_wait w = {g->arena, &b, writer, COFI_READY, 0, g->epoch, options};
     if (p->status != 0) {
-        cofd_grid_fail(*g, writer, slot, seen, options, p->status);
+        cofd_grid_fail(*g, writer, seen, options, p->status);
         return false;
     }
     if (p->begin == 0) {

@@ -80,7 +80,7 @@ static struct sizes sizes_of(const struct cofi_arn_plan *plan)
 static void lay_out(struct cofi_arn_plan *plan)
 {
     struct sizes s = sizes_of(plan);
-    plan->n_purposes = 1;
+    plan->n_purposes = COFD_GRID_PURPOSES;
     plan->acks = 0;
     plan->payload_bytes = 0;
     plan->tagged_bytes = s.sums + 2 * s.sum_half;
