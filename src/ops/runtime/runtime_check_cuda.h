@@ -6,7 +6,6 @@
 #define COFI_RUNTIME_CHECK_CUDA_H
 
 #include <cuda_runtime_api.h>
-#include <stdbool.h>
 #include <stdint.h>
 
 #include "device/device_arena.h"
@@ -72,10 +71,13 @@ struct cofi_litmus {
     struct cofi_litmus_counts *counts;
 };
 
-/* Lines of 128 bytes, or words of 16. All blocks run at once. */
-const void *cofi_check_cuda_litmus_kernel(bool is_line, int *n_threads_out);
-cudaError_t cofi_check_cuda_litmus(const struct cofi_litmus *litmus, bool is_line, int n_blocks,
-                                   cudaStream_t stream);
+/* Of 128 bytes; of 16; of 16, stored half by half. */
+enum cofi_litmus_unit { COFI_LITMUS_LINE, COFI_LITMUS_WORD, COFI_LITMUS_HALVES };
+
+/* All blocks run at once. */
+const void *cofi_check_cuda_litmus_kernel(enum cofi_litmus_unit unit, int *n_threads_out);
+cudaError_t cofi_check_cuda_litmus(const struct cofi_litmus *litmus, enum cofi_litmus_unit unit,
+                                   int n_blocks, cudaStream_t stream);
 
 #ifdef __cplusplus
 }
@@ -159,7 +161,7 @@ cof_status cofi_runtime_cuda_message_passing(struct cofi_runtime *rt); /* arg: b
 cof_status cofi_runtime_cuda_streams(struct cofi_runtime *rt);
 cof_status cofi_runtime_cuda_busy(struct cofi_runtime *rt);
 cof_status cofi_runtime_cuda_tagged(struct cofi_runtime *rt);
-cof_status cofi_runtime_cuda_litmus(struct cofi_runtime *rt); /* arg: number << 1 | 1: lines */
+cof_status cofi_runtime_cuda_litmus(struct cofi_runtime *rt); /* arg: number << 2 | unit */
 cof_status cofi_runtime_cuda_graph(struct cofi_runtime *rt);
 cof_status cofi_runtime_cuda_graph_calls(struct cofi_runtime *rt);
 cof_status cofi_runtime_cuda_graph_poison(struct cofi_runtime *rt);

@@ -53,6 +53,15 @@ struct litmus_word {
     }
 };
 
+/* A word in two stores: torn ones must be seen. */
+struct litmus_halves : litmus_word {
+    static __device__ __forceinline__ void store(uint64_t *at, const uint64_t value[2])
+    {
+        cofd_store_relaxed_sys(at, value[0]);
+        cofd_store_relaxed_sys(at + 1, value[1]);
+    }
+};
+
 /* Of all threads of the warp. */
 static __device__ bool has_time(const struct cofi_litmus &k, uint64_t begin)
 {
@@ -125,22 +134,26 @@ cofk_check_litmus(const __grid_constant__ struct cofi_litmus k)
         look<Unit>(k, thread, n_threads);
 }
 
-static const void *kernel_of(bool is_line)
+static const void *kernel_of(enum cofi_litmus_unit unit)
 {
-    return is_line ? (const void *)cofk_check_litmus<litmus_line>
-                   : (const void *)cofk_check_litmus<litmus_word>;
+    switch (unit) {
+    case COFI_LITMUS_LINE: return (const void *)cofk_check_litmus<litmus_line>;
+    case COFI_LITMUS_WORD: return (const void *)cofk_check_litmus<litmus_word>;
+    default: return (const void *)cofk_check_litmus<litmus_halves>;
+    }
 }
 
-extern "C" const void *cofi_check_cuda_litmus_kernel(bool is_line, int *n_threads_out)
+extern "C" const void *cofi_check_cuda_litmus_kernel(enum cofi_litmus_unit unit, int *n_threads_out)
 {
     *n_threads_out = THREADS;
-    return kernel_of(is_line);
+    return kernel_of(unit);
 }
 
-extern "C" cudaError_t cofi_check_cuda_litmus(const struct cofi_litmus *litmus, bool is_line,
-                                              int n_blocks, cudaStream_t stream)
+extern "C" cudaError_t cofi_check_cuda_litmus(const struct cofi_litmus *litmus,
+                                              enum cofi_litmus_unit unit, int n_blocks,
+                                              cudaStream_t stream)
 {
     void *arguments[] = {(void *)litmus};
-    return cudaLaunchKernel(kernel_of(is_line), dim3((unsigned)n_blocks), dim3(THREADS), arguments,
-                            0, stream);
+    return cudaLaunchKernel(kernel_of(unit), dim3((unsigned)n_blocks), dim3(THREADS), arguments, 0,
+                            stream);
 }
