@@ -149,7 +149,9 @@ COF_API cof_status cof_allreduce_rmsnorm_plan_create(cof_team *team,
  * captured, and replayed any number of times.
  *
  * COF_ERR_INVALID     an argument breaks its rule; nothing was enqueued, outputs are untouched
- * COF_ERR_MISMATCH    (when the work runs) the ranks passed another T or x_source; outputs are NaN
+ * COF_ERR_UNSUPPORTED rows of a tensor are not evenly spaced; likewise
+ * COF_ERR_MISMATCH    (when the work runs) the ranks passed another T or x_source; outputs are NaN,
+ *                     on devices those rows of them that were not finished
  * COF_ERR_BUSY, COF_ERR_POISONED, COF_ERR_TIMEOUT, COF_ERR_PEER_DEAD   as in cof_attention_forward
  */
 COF_API cof_status cof_allreduce_rmsnorm_run(cof_plan *plan, const cof_allreduce_rmsnorm_args *args,

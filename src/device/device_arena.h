@@ -51,6 +51,8 @@ struct cofd_arena {
     uint64_t dead;   /* not 0: nothing more happens here. Any block, any time */
 };
 
+#define COFD_GRID_PURPOSES 2 /* of a plan whose calls are made by one kernel (grid_call.h) */
+
 /* ---- arguments of kernels, by value ---- */
 
 #define COFD_ALL_OTHERS (-1) /* as a peer or a writer: every other rank, from the next one on */

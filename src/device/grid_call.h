@@ -22,10 +22,9 @@
 
 #include "device/device_call.h"
 
-/* The purposes of a plan whose calls are made so: a word for each parity of the epoch, for a rank
- * that has ended a call announces the next one before a slower rank has looked at its last word
- * (models/tagged_push.pml, SIGNAL_WITHOUT_HALF). */
-#define COFD_GRID_PURPOSES 2
+/* A word for each parity of the epoch (COFD_GRID_PURPOSES), for a rank that has ended a call
+ * announces the next one before a slower rank has looked at its last word (models/tagged_push.pml,
+ * SIGNAL_WITHOUT_HALF). */
 #define COFD_ANNOUNCED(epoch) ((epoch) & 1)
 #define COFD_ROUNDS 16   /* of a wait: of these, blocks but the first look at host memory once */
 #define COFD_GATE_OPEN 1

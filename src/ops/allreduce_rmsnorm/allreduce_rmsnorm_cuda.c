@@ -43,6 +43,13 @@ static bool has_lines(const struct cofi_arn_plan *plan)
     return units[0] == 'l' || (units[0] == 'a' && w->has_lines);
 }
 
+/* Sums that are rounded once, where they are stored, go out in the data type. */
+static bool sums_are_f32(const struct cofi_arn_plan *plan)
+{
+    return plan->elem == COFI_ELEM_F32 || (plan->params.rounding == COF_ALLREDUCE_EXACT &&
+                                           plan->params.variant != COF_ALLREDUCE_ONLY);
+}
+
 static int64_t one_shot_rows(const struct cofi_arn_plan *plan)
 {
     const cof_allreduce_rmsnorm_params *p = &plan->params;
@@ -63,11 +70,11 @@ static struct sizes sizes_of(const struct cofi_arn_plan *plan)
 {
     const cof_allreduce_rmsnorm_params *p = &plan->params;
     int64_t n = plan->n_ranks;
-    bool is_exact = p->rounding == COF_ALLREDUCE_EXACT;
     struct sizes s = {.has_lines = has_lines(plan), .one_shot_rows = one_shot_rows(plan)};
     s.two_shot_rows = s.one_shot_rows < p->max_tokens ? p->max_tokens : 0;
     s.x_slots = cofi_arn_slots(s.has_lines, plan->row_bytes);
-    s.sum_slots = cofi_arn_slots(s.has_lines, is_exact ? p->hidden * 4 : plan->row_bytes);
+    s.sum_slots =
+        cofi_arn_slots(s.has_lines, sums_are_f32(plan) ? p->hidden * 4 : plan->row_bytes);
     if (n == 1)
         return s;
     s.x_writer = (size_t)most(s.one_shot_rows, (s.two_shot_rows + n - 1) / n) * s.x_slots * 16;
@@ -143,8 +150,8 @@ static int choose_threads(const struct cofi_arn_plan *plan, const struct sizes *
 /* The weights of a vector for each thread, then the sums of a row, slots filled up. */
 static size_t shared_bytes(const struct cofi_arn_plan *plan, const struct state *st)
 {
-    int64_t per_word = plan->elem == COFI_ELEM_F32 ? 1 : 2;
-    int64_t x = st->sizes.x_slots * 4 * per_word, sums = st->sizes.sum_slots * 4 * 2;
+    int64_t x = (int64_t)st->sizes.x_slots * 4 * (plan->elem == COFI_ELEM_F32 ? 1 : 2);
+    int64_t sums = (int64_t)st->sizes.sum_slots * 4 * (sums_are_f32(plan) ? 1 : 2);
     int64_t row = most(most(x, sums), round_up(plan->params.hidden, 256));
     return (size_t)(st->n_threads * 8 + row) * sizeof(float);
 }
