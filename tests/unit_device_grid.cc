@@ -72,25 +72,26 @@ template <class Code> struct grid_plan {
         return uint32_t(mix(mix(uint64_t(writer) << 32 | epoch) + uint64_t(row) * 64 + slot));
     }
 
-    void push(int r, uint32_t epoch, int row) const
+    void push(int r, const struct cofd_grid *g, int row) const
     {
+        const uint32_t epoch = g->epoch;
         for (uint32_t slot = 0; slot < Code::n_slots(ROW_BYTES); slot++) {
             struct cofd_slot s = {{number(r, epoch, row, slot), ~slot, 7, 9}};
             for (int i = 1; i < m->spec.n_ranks; i++)
-                Code::store(place((r + i) % m->spec.n_ranks, r, epoch, row), slot, &s, epoch);
+                Code::store(place((r + i) % m->spec.n_ranks, r, epoch, row), slot, &s,
+                            cofd_grid_tag(g));
         }
     }
 
     bool take(const struct cofd_grid *g, int r, int writer, int row, int *n_bad) const
     {
-        const struct cofd_wait_options o = wait_options(seconds, "rows");
         const char *at = place(r, writer, g->epoch, row);
         for (uint32_t slot = 0; slot < Code::n_slots(ROW_BYTES); slot++) {
             struct cofd_patience patience = {0, 0, 0};
             struct cofd_slot s;
-            uint32_t seen;
-            while (!Code::load(at, slot, g->epoch, &s, &seen))
-                if (!cofd_grid_goes_on(g, writer, seen, &o, &patience))
+            uint64_t seen;
+            while (!Code::load(at, slot, cofd_grid_tag(g), &s, &seen))
+                if (!cofd_grid_goes_on(g, writer, seen, &patience))
                     return false;
             *n_bad += s.word[0] != number(writer, g->epoch, row, slot) || s.word[1] != ~slot;
         }
@@ -101,17 +102,27 @@ template <class Code> struct grid_plan {
     bool call(int r, int n, delays *d)
     {
         const struct cofd_wait_options announced = wait_options(seconds, "announced");
-        struct cofd_call c = {};
-        c.digest = mix(mix(ordinal) + uint64_t(n)) & COFI_DIGEST_MASK;
-        c.sizes[0] = uint64_t(n);
-        c.meet = c.reset = c.end_ack = announced;
-        struct cofd_grid g = {m->arena(r), &bindings[size_t(r)], &c, &announced, 0};
+        struct cofd_grid_call c = {};
+        c.arena = m->arena(r);
+        c.binding = &bindings[size_t(r)];
+        for (int i = 0; i < m->spec.n_ranks; i++)
+            c.slab[i] = m->arena(r)->base[i];
+        c.words_offset = c.binding->words_offset;
+        c.ordinal = ordinal;
+        c.rank = r;
+        c.n_ranks = m->spec.n_ranks;
+        c.is_private = m->arena(r)->is_private != 0;
+        c.announces = !Code::has_digest;
+        c.call.digest = mix(mix(ordinal) + uint64_t(n)) & COFI_DIGEST_MASK;
+        c.call.sizes[0] = uint64_t(n);
+        c.call.meet = c.call.reset = c.call.end_ack = c.announced = c.data = announced;
+        struct cofd_grid g = {&c, 0};
         bool ok = cofd_grid_begin(&g);
         int n_bad = 0;
-        if (ok && cofd_block() == 0)
+        if (ok && cofd_block() == 0 && c.announces)
             cofd_grid_announce(&g);
         for (int row = int(cofd_block()); ok && row < n; row += n_blocks)
-            push(r, g.epoch, row);
+            push(r, &g, row);
         if (ok)
             cofd_grid_arrive(&g);
         d->maybe(16, 300);
@@ -119,7 +130,7 @@ template <class Code> struct grid_plan {
             for (int i = 1; ok && i < m->spec.n_ranks; i++)
                 ok = take(&g, r, (r + i) % m->spec.n_ranks, row, &n_bad);
         d->maybe(16, 300);
-        if (ok && cofd_block() == 0 && BREAK != NO_READY_WAIT)
+        if (ok && cofd_block() == 0 && c.announces && BREAK != NO_READY_WAIT)
             ok = cofd_grid_wait_announced(g);
         if (ok)
             cofd_grid_end(&g);
@@ -170,10 +181,10 @@ static void calls(int n_ranks, int n_blocks, int n_plans, uint32_t first_epoch, 
 }
 
 /* The rank with fewer rows, and the one that waits for more, both fail; nobody waits for long. */
-static void sizes_differ(int n_more)
+template <class Code> static void sizes_differ(int n_more)
 {
     model m({2, 1, true});
-    grid_plan<cofd_wides> p(&m, 2);
+    grid_plan<Code> p(&m, 2);
     run_blocks(2, 2, [&](int r) {
         delays d = {uint64_t(r)};
         bool ok = p.call(r, 3, &d);
@@ -201,7 +212,9 @@ int main()
     calls<cofd_wides>(2, 2, 1, UINT32_MAX - 20, 60);
     calls<cofd_lines>(3, 2, 2, UINT32_MAX - 20, 60);
     calls<cofd_lines>(3, 2, 2, 0x40000000 - 20, 60);
-    for (int n_more = 1; n_more < MAX_ROWS; n_more++)
-        sizes_differ(n_more);
+    for (int n_more = 1; n_more < MAX_ROWS; n_more++) {
+        sizes_differ<cofd_wides>(n_more);
+        sizes_differ<cofd_lines>(n_more);
+    }
     return test_done();
 }

@@ -6,6 +6,8 @@
 #ifndef COFI_DEVICE_ARENA_H
 #define COFI_DEVICE_ARENA_H
 
+#include <stdbool.h>
+
 #include "device/slab.h"
 
 #define COFD_MAX_PLANS 1024 /* of one arena at a time */
@@ -51,8 +53,6 @@ struct cofd_arena {
     uint64_t dead;   /* not 0: nothing more happens here. Any block, any time */
 };
 
-#define COFD_GRID_PURPOSES 2 /* of a plan whose calls are made by one kernel (grid_call.h) */
-
 /* ---- arguments of kernels, by value ---- */
 
 #define COFD_ALL_OTHERS (-1) /* as a peer or a writer: every other rank, from the next one on */
@@ -70,6 +70,24 @@ struct cofd_call {
     uint64_t digest;   /* 31 bits */
     uint64_t sizes[COFI_CALL_SIZES];
     struct cofd_wait_options meet, reset, end_ack; /* of the waits at the beginning of a call */
+};
+
+/* A call that one kernel of several blocks makes (grid_call.h). By value, with what the kernel would
+ * else load from memory, one address after the other, before its first store. */
+#define COFD_GRID_PURPOSES 2 /* of its plan */
+#define COFD_GRID_MAX_RANKS 16
+
+struct cofd_grid_call {
+    struct cofd_arena *arena;
+    struct cofd_binding *binding;
+    char *slab[COFD_GRID_MAX_RANKS]; /* by rank */
+    uint64_t words_offset, ordinal;  /* the binding's */
+    int32_t rank, n_ranks;
+    bool is_private; /* the arena's */
+    bool announces;  /* that a rank has begun shows by its word; else by what it always sends */
+    struct cofd_call call;
+    struct cofd_wait_options announced, data; /* of waits: for all ranks' beginning, for what they
+                                                 send */
 };
 
 #endif

@@ -9,8 +9,10 @@
  *     gate
  *   - the record of the call is written by the first wait that lasts, not before the first signal:
  *     it serves ranks that wait, and texts
- *   - every rank announces the call to all others at its beginning (no payload behind it), and ends
- *     only when all have: so buffers and words in two halves by the epoch's parity need no acks
+ *   - every rank ends the call only when it has seen that all have begun it: by what they have sent
+ *     it, where each sends each other something and that has the call's digest, or by a word that
+ *     announces the call, with no payload behind it. So buffers and words in two halves by the
+ *     epoch's parity need no acks
  *
  *   epoch      the last block to arrive               every block, at its beginning
  *   arrived    one thread of a block                  likewise
@@ -31,26 +33,29 @@
 #define COFD_GATE_DEAD 2
 
 struct cofd_grid {
-    struct cofd_arena *arena;
-    struct cofd_binding *binding;
-    const struct cofd_call *call;
-    const struct cofd_wait_options *announced; /* of the wait for all ranks' beginning */
+    const struct cofd_grid_call *c;
     uint32_t epoch;
 };
+
+/* What data of the call carries: its epoch, and the digest of its sizes. */
+COFD_FN uint64_t cofd_grid_tag(const struct cofd_grid *g)
+{
+    return (uint64_t)g->epoch | g->c->call.digest << 32;
+}
 
 /* The binding as it is in this call, for words and texts: the one in memory becomes so only when
  * all have arrived, at a time when other blocks may be here. */
 COFD_FN struct cofd_binding cofd_grid_binding(const struct cofd_grid *g)
 {
     struct cofd_binding b = {};
-    b.arena = g->arena;
-    b.words_offset = g->binding->words_offset;
-    b.ordinal = g->binding->ordinal;
+    b.arena = g->c->arena;
+    b.words_offset = g->c->words_offset;
+    b.ordinal = g->c->ordinal;
     for (int i = 0; i < COFI_NAME_WORDS; i++)
-        b.name[i] = g->binding->name[i];
+        b.name[i] = g->c->binding->name[i];
     b.epoch = g->epoch;
-    b.direction = g->call->direction;
-    b.digest = g->call->digest;
+    b.direction = g->c->call.direction;
+    b.digest = g->c->call.digest;
     return b;
 }
 
@@ -61,26 +66,26 @@ COFD_FN bool cofd_grid_prepare(const struct cofd_grid *g, uint32_t before)
 {
     const struct cofd_binding b = cofd_grid_binding(g);
     if ((g->epoch & COFI_EPOCH_RESET_MASK) != 1)
-        return (g->call->left_out & COFD_LEAVE_END_ACK_WAIT) ||
+        return (g->c->call.left_out & COFD_LEAVE_END_ACK_WAIT) ||
                cofd_wait_words(&b, COFD_ALL_OTHERS, cofd_words_of_arena(), COFI_END_ACK, COFI_ACK,
-                               before, &g->call->end_ack);
-    if (!cofd_meet(&b, COFI_MEET, &g->call->meet))
+                               before, &g->c->call.end_ack);
+    if (!cofd_meet(&b, COFI_MEET, &g->c->call.meet))
         return false;
-    if (!(g->call->left_out & COFD_LEAVE_RESET))
-        cofd_reset_words(g->arena, before);
-    return cofd_meet(&b, COFI_RESET, &g->call->reset);
+    if (!(g->c->call.left_out & COFD_LEAVE_RESET))
+        cofd_reset_words(g->c->arena, before);
+    return cofd_meet(&b, COFI_RESET, &g->c->call.reset);
 }
 
 /* One thread of another block. Block 0's waits have deadlines, after which the arena is dead; four
  * of them, one after the other, bound this one too. */
 COFD_FN bool cofd_grid_wait_gate(const struct cofd_grid *g)
 {
-    const uint64_t begin = cofd_now_ns(), timeout_ns = g->announced->timeout_ns;
+    const uint64_t begin = cofd_now_ns(), timeout_ns = g->c->announced.timeout_ns;
     for (;;) {
-        const uint64_t gate = cofd_load_acquire_gpu(&g->binding->gate);
+        const uint64_t gate = cofd_load_acquire_gpu(&g->c->binding->gate);
         if (gate != 0)
             return gate == COFD_GATE_OPEN;
-        if (cofd_is_dead(g->arena) || (timeout_ns && cofd_now_ns() - begin > 4 * timeout_ns))
+        if (cofd_is_dead(g->c->arena) || (timeout_ns && cofd_now_ns() - begin > 4 * timeout_ns))
             return false;
         cofd_pause();
     }
@@ -92,7 +97,7 @@ COFD_RARE bool cofd_grid_pass_gate(struct cofd_grid g, uint32_t before)
         const bool ok = cofd_grid_prepare(&g, before);
         cofd_block_sync();
         if (cofd_thread() == 0)
-            cofd_store_release_gpu(&g.binding->gate, ok ? COFD_GATE_OPEN : COFD_GATE_DEAD);
+            cofd_store_release_gpu(&g.c->binding->gate, ok ? COFD_GATE_OPEN : COFD_GATE_DEAD);
         return ok;
     }
     return cofd_block_all(cofd_thread() != 0 || cofd_grid_wait_gate(&g));
@@ -102,13 +107,13 @@ COFD_RARE bool cofd_grid_pass_gate(struct cofd_grid g, uint32_t before)
  * block agrees on it (cofd_block_all) before anything else happens. */
 COFD_FN bool cofd_grid_begin(struct cofd_grid *g)
 {
-    const struct cofd_arena *a = g->arena;
+    const struct cofd_arena *a = g->c->arena;
     const uint32_t before = cofd_load_relaxed_gpu_u32(&a->epoch);
     const uint64_t last = cofd_load_relaxed_gpu(&a->last);
-    const bool is_alive = !cofd_is_dead(a);
+    const bool is_alive = cofd_load_relaxed_gpu(&a->dead) == 0;
     g->epoch = before == 0 ? a->first_epoch : before == UINT32_MAX ? 1 : before + 1;
     if (before != 0 &&
-        ((g->epoch & COFI_EPOCH_RESET_MASK) == 1 || last != g->binding->ordinal + 1))
+        ((g->epoch & COFI_EPOCH_RESET_MASK) == 1 || last != g->c->ordinal + 1))
         return cofd_block_all(is_alive) && cofd_grid_pass_gate(*g, before);
     return is_alive;
 }
@@ -116,28 +121,31 @@ COFD_FN bool cofd_grid_begin(struct cofd_grid *g)
 /* One thread of the block, when all of it have begun. */
 COFD_FN void cofd_grid_arrive(const struct cofd_grid *g)
 {
-    struct cofd_binding *b = g->binding;
-    if (cofd_add_gpu_u32(&b->arrived, 1) != cofd_n_blocks() - 1)
+    struct cofd_binding *b = g->c->binding;
+    if (cofd_count_gpu_u32(&b->arrived) != cofd_n_blocks() - 1)
         return;
     b->arrived = 0;
     b->gate = 0;
     b->epoch = g->epoch;
-    b->direction = g->call->direction;
-    b->digest = g->call->digest;
-    g->arena->last = b->ordinal + 1;
-    g->arena->epoch = g->epoch;
+    b->direction = g->c->call.direction;
+    b->digest = g->c->call.digest;
+    g->c->arena->last = g->c->ordinal + 1;
+    g->c->arena->epoch = g->epoch;
 }
 
-/* Block 0: tells all ranks of the call. Nothing is released by these words. */
+COFD_FN struct cofi_line *cofd_grid_word(const struct cofd_grid *g, int rank, int writer)
+{
+    return (struct cofi_line *)(void *)(g->c->slab[rank] + g->c->words_offset) +
+           (uint64_t)COFD_ANNOUNCED(g->epoch) * (uint64_t)g->c->n_ranks + (uint64_t)writer;
+}
+
+/* Block 0: tells all ranks of the call. */
 COFD_FN void cofd_grid_announce(const struct cofd_grid *g)
 {
-    const struct cofd_arena *a = g->arena;
-    const uint64_t value = (uint64_t)g->epoch | g->call->digest << 32;
-    for (uint32_t i = cofd_thread(); i + 1 < (uint32_t)a->n_ranks; i += cofd_n_threads()) {
-        const int to = (a->rank + 1 + (int)i) % a->n_ranks;
-        struct cofi_line *line = cofd_line(a, to, g->binding->words_offset,
-                                           COFD_ANNOUNCED(g->epoch), a->rank);
-        cofd_store_relaxed_sys((uint64_t *)&line->value, value);
+    for (uint32_t i = cofd_thread(); i + 1 < (uint32_t)g->c->n_ranks; i += cofd_n_threads()) {
+        const int to = (g->c->rank + 1 + (int)i) % g->c->n_ranks;
+        cofd_store_relaxed_sys((uint64_t *)&cofd_grid_word(g, to, g->c->rank)->value,
+                               cofd_grid_tag(g));
     }
 }
 
@@ -146,42 +154,39 @@ COFD_FN void cofd_grid_announce(const struct cofd_grid *g)
 /* Once per call and rank. */
 COFD_RARE void cofd_grid_record(struct cofd_grid g)
 {
-    if (cofd_exchange_gpu_u32(&g.binding->recorded, g.epoch) == g.epoch)
+    if (cofd_exchange_gpu_u32(&g.c->binding->recorded, g.epoch) == g.epoch)
         return;
     const struct cofd_binding b = cofd_grid_binding(&g);
-    cofd_record_call(&b, g.call);
+    cofd_record_call(&b, &g.c->call);
 }
 
-COFD_RARE void cofd_grid_fail(struct cofd_grid g, int writer, uint32_t seen,
-                              const struct cofd_wait_options *options, int status)
+COFD_RARE void cofd_grid_fail(struct cofd_grid g, int writer, uint64_t seen, int status)
 {
     const struct cofd_binding b = cofd_grid_binding(&g);
-    const struct cofd_wait w = {g.arena, &b, writer, COFI_READY, 0, g.epoch, options};
+    const struct cofd_wait w = {g.c->arena, &b, writer, COFI_READY, 0, g.epoch, &g.c->data};
     cofd_fail(&w, status, seen);
 }
 
-/* Whether the writer has begun this epoch with another call. */
-COFD_FN bool cofd_grid_differs(const struct cofd_grid *g, int writer)
+/* Whether a tag or an announcement is of this epoch, but of another call. */
+COFD_FN bool cofd_grid_differs(const struct cofd_grid *g, uint64_t tag)
 {
-    const struct cofd_arena *a = g->arena;
-    const struct cofi_line *line = cofd_line(a, a->rank, g->binding->words_offset,
-                                             COFD_ANNOUNCED(g->epoch), writer);
-    const uint64_t value = cofd_load_acquire_sys((const uint64_t *)&line->value);
-    return (uint32_t)value == g->epoch && (value >> 32 & COFI_DIGEST_MASK) != g->call->digest;
+    return (uint32_t)tag == g->epoch && (tag >> 32 & COFI_DIGEST_MASK) != g->c->call.digest;
 }
 
-/* One thread of the block, after COFD_LOOKS looks at a slot of this writer's, the last of which
- * found `seen` for its tag. False when the arena is dead. Blocks but the first look at the words of
- * hosts seldom: all of them would fill the bus to the host. */
-COFD_FN bool cofd_grid_goes_on(const struct cofd_grid *g, int writer, uint32_t seen,
-                               const struct cofd_wait_options *options, struct cofd_patience *p)
+/* One thread of the block, after COFD_LOOKS looks at what this writer sends, the last of which found
+ * `seen` for its tag. False when the arena is dead. Blocks but the first look at the words of hosts
+ * seldom: all of them would fill the bus to the host. */
+COFD_FN bool cofd_grid_goes_on(const struct cofd_grid *g, int writer, uint64_t seen,
+                               struct cofd_patience *p)
 {
-    if (cofd_is_dead(g->arena))
+    if (cofd_is_dead(g->c->arena))
         return false;
     const struct cofd_binding b = cofd_grid_binding(g);
-    const struct cofd_wait w = {g->arena, &b, writer, COFI_READY, 0, g->epoch, options};
+    const struct cofd_wait w = {g->c->arena, &b, writer, COFI_READY, 0, g->epoch, &g->c->data};
+    const uint64_t word =
+        cofd_load_acquire_sys((const uint64_t *)&cofd_grid_word(g, g->c->rank, writer)->value);
     if (p->status != 0) {
-        cofd_grid_fail(*g, writer, seen, options, p->status);
+        cofd_grid_fail(*g, writer, seen, p->status);
         return false;
     }
     if (p->begin == 0) {
@@ -191,10 +196,10 @@ COFD_FN bool cofd_grid_goes_on(const struct cofd_grid *g, int writer, uint32_t s
     cofd_pause();
     if (cofd_block() == 0 || p->looks++ % COFD_ROUNDS == COFD_ROUNDS - 1)
         p->status = cofd_look(&w);
-    if (p->status == 0 && cofd_grid_differs(g, writer))
+    if (p->status == 0 && (cofd_grid_differs(g, seen) || cofd_grid_differs(g, word)))
         p->status = COFD_ERR_MISMATCH;
-    if (p->status == 0 && options->timeout_ns != 0 &&
-        cofd_now_ns() - p->begin > options->timeout_ns)
+    const uint64_t timeout_ns = g->c->data.timeout_ns;
+    if (p->status == 0 && timeout_ns != 0 && cofd_now_ns() - p->begin > timeout_ns)
         p->status = COFD_ERR_TIMEOUT;
     return p->status != COFD_IS_DEAD;
 }
@@ -204,31 +209,31 @@ COFD_RARE bool cofd_grid_wait_announced(struct cofd_grid g)
 {
     const struct cofd_binding b = cofd_grid_binding(&g);
     return cofd_wait_words(&b, COFD_ALL_OTHERS, b.words_offset, COFD_ANNOUNCED(b.epoch), COFI_READY,
-                           b.epoch, g.announced);
+                           b.epoch, &g.c->announced);
 }
 
 /* ---- end ------------------------------------------------------------------------------------ */
 
 COFD_RARE void cofd_grid_end_shared(struct cofd_grid g)
 {
-    const struct cofd_arena *a = g.arena;
-    const uint64_t value = (uint64_t)g.epoch | g.call->digest << 32;
     cofd_block_sync();
     if (cofd_thread() != 0 ||
-        cofd_add_gpu_u32(&g.binding->finished, 1) != cofd_n_blocks() - 1)
+        cofd_add_gpu_u32(&g.c->binding->finished, 1) != cofd_n_blocks() - 1)
         return;
-    g.binding->finished = 0;
-    for (int i = 1; i < a->n_ranks; i++) {
-        const int to = (a->rank + i) % a->n_ranks;
-        struct cofi_line *line = cofd_line(a, to, cofd_words_of_arena(), COFI_END_ACK, a->rank);
-        cofd_store_release_sys((uint64_t *)&line->value, value);
+    g.c->binding->finished = 0;
+    const struct cofd_binding b = cofd_grid_binding(&g);
+    for (int i = 1; i < g.c->n_ranks; i++) {
+        const int to = (g.c->rank + i) % g.c->n_ranks;
+        struct cofi_line *line = cofd_line(b.arena, to, cofd_words_of_arena(), COFI_END_ACK,
+                                           g.c->rank);
+        cofd_store_release_sys((uint64_t *)&line->value, cofd_grid_tag(&g));
     }
 }
 
 /* After everything of the block that reads or writes symmetric memory. */
 COFD_FN void cofd_grid_end(const struct cofd_grid *g)
 {
-    if (!g->arena->is_private)
+    if (!g->c->is_private)
         cofd_grid_end_shared(*g);
 }
 

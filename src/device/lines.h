@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
 /* Rows that carry their own signal: in every unit that arrives as a whole lies the tag of the call,
- * its epoch. A reader that sees the tag has the unit's data, no order between units is needed, and
+ * its epoch, and in lines the digest of its sizes. A reader that sees the tag has the unit's data, no order between units is needed, and
  * there is neither fence nor flag. A unit is written again only when its reader is known to have
  * left it; tag 0 is none (epoch 0 is never used).
  *
@@ -32,6 +32,7 @@ struct cofd_slot {
 
 struct cofd_lines {
     static const bool is_fast = true; /* worth registers for more blocks */
+    static const bool has_digest = true;
     static const uint32_t line_data = 120;
     static const uint32_t offset_unit = 8; /* offsets are multiples of it */
 
@@ -52,10 +53,9 @@ struct cofd_lines {
     }
 
     /* All eight threads of a line come here together, and to `load`. */
-    COFD_METHOD void store(char *row, uint32_t slot, const struct cofd_slot *s, uint32_t tag)
+    COFD_METHOD void store(char *row, uint32_t slot, const struct cofd_slot *s, uint64_t tag)
     {
-        const uint64_t tagged = slot % 8 == 7 ? (uint64_t)tag
-                                              : s->word[2] | (uint64_t)s->word[3] << 32;
+        const uint64_t tagged = slot % 8 == 7 ? tag : s->word[2] | (uint64_t)s->word[3] << 32;
         const uint64_t value[2] = {s->word[0] | (uint64_t)s->word[1] << 32, tagged};
         uint64_t *at = (uint64_t *)(void *)(row + (uint64_t)slot * 16);
 #ifdef __CUDACC__
@@ -66,17 +66,17 @@ struct cofd_lines {
     }
 
     /* Looks once: true where the line has the tag; else `seen` is the one it has. */
-    COFD_METHOD bool load(const char *row, uint32_t slot, uint32_t tag, struct cofd_slot *s,
-                          uint32_t *seen)
+    COFD_METHOD bool load(const char *row, uint32_t slot, uint64_t tag, struct cofd_slot *s,
+                          uint64_t *seen)
     {
         const uint64_t *at = (const uint64_t *)(const void *)(row + (uint64_t)slot * 16);
         uint64_t value[2];
 #ifdef __CUDACC__
         cofd_load2_relaxed_sys(at, value);
-        *seen = (uint32_t)value[1];
+        *seen = value[1];
         const bool is_there = cofd_eight_all(slot % 8 != 7 || *seen == tag);
 #else
-        *seen = (uint32_t)cofd_load_acquire_sys(at + 2 * (7 - slot % 8) + 1);
+        *seen = cofd_load_acquire_sys(at + 2 * (7 - slot % 8) + 1);
         const bool is_there = *seen == tag;
         cofd_load2_relaxed_sys(at, value);
 #endif
@@ -90,6 +90,7 @@ struct cofd_lines {
 
 struct cofd_wides {
     static const bool is_fast = false;
+    static const bool has_digest = false;
     static const uint32_t word_data = 12;
     static const uint32_t offset_unit = 4;
 
@@ -108,15 +109,15 @@ struct cofd_wides {
         return 3;
     }
 
-    COFD_METHOD void store(char *row, uint32_t slot, const struct cofd_slot *s, uint32_t tag)
+    COFD_METHOD void store(char *row, uint32_t slot, const struct cofd_slot *s, uint64_t tag)
     {
         const uint64_t value[2] = {s->word[0] | (uint64_t)s->word[1] << 32,
-                                   s->word[2] | (uint64_t)tag << 32};
+                                   s->word[2] | tag << 32};
         cofd_store16_relaxed_sys((uint64_t *)(void *)(row + (uint64_t)slot * 16), value);
     }
 
-    COFD_METHOD bool load(const char *row, uint32_t slot, uint32_t tag, struct cofd_slot *s,
-                          uint32_t *seen)
+    COFD_METHOD bool load(const char *row, uint32_t slot, uint64_t tag, struct cofd_slot *s,
+                          uint64_t *seen)
     {
         uint64_t value[2];
         cofd_load16_relaxed_sys((const uint64_t *)(const void *)(row + (uint64_t)slot * 16), value);
@@ -124,7 +125,7 @@ struct cofd_wides {
         s->word[1] = (uint32_t)(value[0] >> 32);
         s->word[2] = (uint32_t)value[1];
         s->word[3] = 0;
-        *seen = (uint32_t)(value[1] >> 32);
+        *seen = value[1] >> 32 | tag >> 32 << 32; /* it has no digest that could differ */
         return *seen == tag;
     }
 };

@@ -91,6 +91,14 @@ COFD_FN uint32_t cofd_add_gpu_u32(uint32_t *at, uint32_t n)
     return old;
 }
 
+/* Orders nothing. Returns what was there, before one more. */
+COFD_FN uint32_t cofd_count_gpu_u32(uint32_t *at)
+{
+    uint32_t old;
+    asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;" : "=r"(old) : "l"(at) : "memory");
+    return old;
+}
+
 COFD_FN uint32_t cofd_exchange_gpu_u32(uint32_t *at, uint32_t value)
 {
     uint32_t old;
@@ -243,6 +251,12 @@ COFD_FN uint64_t cofd_load_relaxed_gpu(const uint64_t *at)
 COFD_FN uint32_t cofd_add_gpu_u32(uint32_t *at, uint32_t n)
 {
     return __atomic_fetch_add(at, n, __ATOMIC_ACQ_REL);
+}
+
+/* In order here: for ThreadSanitizer the barrier before it is none. */
+COFD_FN uint32_t cofd_count_gpu_u32(uint32_t *at)
+{
+    return __atomic_fetch_add(at, 1, __ATOMIC_ACQ_REL);
 }
 
 COFD_FN uint32_t cofd_exchange_gpu_u32(uint32_t *at, uint32_t value)

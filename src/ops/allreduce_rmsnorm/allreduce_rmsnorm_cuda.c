@@ -14,7 +14,7 @@
 #include "symm/options_cuda.h"
 #include "symm/stream.h"
 
-_Static_assert(COFI_ARN_CUDA_RANKS == COFI_ARN_MAX_RANKS, "ranks");
+_Static_assert(COFD_GRID_MAX_RANKS >= COFI_ARN_MAX_RANKS, "ranks");
 
 /* Calls with more bytes take two shots. Between two ranks both send the same bytes, and one shot
  * has one hop; beyond, the bytes of one shot grow with P and those of two do not: from the rates and
@@ -120,16 +120,23 @@ static void describe(const struct cofi_arn_plan *plan, char *text, size_t bytes)
 
 /* ---- plan ----------------------------------------------------------------------------------- */
 
+/* Few rows are done soonest by a thread for each slot of a row; many by smaller blocks, of which
+ * more are on their way at a time. */
+enum { FEW_ROWS, MANY_ROWS, SHAPES };
+
+struct shape {
+    int n_threads, most_blocks;
+    size_t shared_bytes;
+};
+
 struct kernel {
     struct cofi_arn_choice choice;
-    int most_blocks;
+    struct shape shapes[SHAPES];
 };
 
 struct state {
     struct sizes sizes;
     struct kernel one_shot, two_shot;
-    int n_threads;
-    size_t shared_bytes;
     bool is_dependent; /* the device starts kernels before those before them have ended */
     struct cofi_arn_kernel arguments; /* what is the same in all calls */
 };
@@ -139,34 +146,49 @@ static int64_t round_up(int64_t n, int64_t to)
     return (n + to - 1) / to * to;
 }
 
-/* As many as slots or vectors, whichever are more, that none has much more to do than another. */
-static int choose_threads(const struct cofi_arn_plan *plan, const struct sizes *s)
+/* As many as slots or vectors, whichever are more, in so many turns at least that none has much more
+ * to do than another. */
+static int choose_threads(const struct cofi_arn_plan *plan, const struct sizes *s, int64_t turns)
 {
     int64_t n = most(s->x_slots, round_up(plan->params.hidden, 256) / 8);
-    int64_t turns = (n + COFI_ARN_CUDA_THREADS - 1) / COFI_ARN_CUDA_THREADS;
+    turns = most(turns, (n + COFI_ARN_CUDA_THREADS - 1) / COFI_ARN_CUDA_THREADS);
     return (int)round_up((n + turns - 1) / turns, 32);
 }
 
 /* The weights of a vector for each thread, then the sums of a row, slots filled up. */
-static size_t shared_bytes(const struct cofi_arn_plan *plan, const struct state *st)
+static size_t shared_bytes(const struct cofi_arn_plan *plan, const struct sizes *s, int n_threads)
 {
-    int64_t x = (int64_t)st->sizes.x_slots * 4 * (plan->elem == COFI_ELEM_F32 ? 1 : 2);
-    int64_t sums = (int64_t)st->sizes.sum_slots * 4 * (sums_are_f32(plan) ? 1 : 2);
+    int64_t x = (int64_t)s->x_slots * 4 * (plan->elem == COFI_ELEM_F32 ? 1 : 2);
+    int64_t sums = (int64_t)s->sum_slots * 4 * (sums_are_f32(plan) ? 1 : 2);
     int64_t row = most(most(x, sums), round_up(plan->params.hidden, 256));
-    return (size_t)(st->n_threads * 8 + row) * sizeof(float);
+    return (size_t)(n_threads * 8 + row) * sizeof(float);
 }
 
-static cof_status open_kernel(const struct cofi_arn_plan *plan, struct state *st, struct kernel *k)
+static cof_status allow_shared(const struct cofi_arn_plan *plan, const void *entry, size_t bytes)
 {
-    const void *entry = cofi_arn_kernel_of(&k->choice);
     struct cofi_cuda_scope scope;
     COF_TRY(cofi_cuda_enter(plan->base.team->world->device->device, &scope));
-    cudaError_t error = cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                             (int)st->shared_bytes);
+    cudaError_t error =
+        cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     cofi_cuda_leave(&scope);
     COF_CUDA(error);
-    return cofi_cuda_max_blocks(plan->base.team, entry, st->n_threads, st->shared_bytes,
-                                plan->params.max_ctas, &k->most_blocks);
+    return COF_OK;
+}
+
+static cof_status open_kernel(const struct cofi_arn_plan *plan, const struct sizes *s,
+                              struct kernel *k)
+{
+    const void *entry = cofi_arn_kernel_of(&k->choice);
+    for (int i = 0; i < SHAPES; i++) {
+        struct shape *shape = &k->shapes[i];
+        shape->n_threads = choose_threads(plan, s, i == FEW_ROWS ? 1 : 2);
+        shape->shared_bytes = shared_bytes(plan, s, shape->n_threads);
+        if (i == FEW_ROWS) /* the larger one */
+            COF_TRY(allow_shared(plan, entry, shape->shared_bytes));
+        COF_TRY(cofi_cuda_max_blocks(plan->base.team, entry, shape->n_threads, shape->shared_bytes,
+                                     plan->params.max_ctas, &shape->most_blocks));
+    }
+    return COF_OK;
 }
 
 static void set_arguments(const struct cofi_arn_plan *plan, struct state *st)
@@ -175,18 +197,21 @@ static void set_arguments(const struct cofi_arn_plan *plan, struct state *st)
     const cof_allreduce_rmsnorm_params *p = &plan->params;
     const struct sizes *s = &st->sizes;
     st->arguments = (struct cofi_arn_kernel){
-        .arena = a->on_device, .binding = plan->binding.on_device,
-        .announced = cofi_wait_options(a, "all ranks to begin"),
-        .rows = cofi_wait_options(a, "rows"), .sums_wait = cofi_wait_options(a, "rows and sums"),
+        .call = {.arena = a->on_device, .binding = plan->binding.on_device,
+                 .words_offset = plan->binding.words_offset, .ordinal = plan->binding.ordinal,
+                 .rank = plan->rank, .n_ranks = plan->n_ranks, .is_private = a->is_private,
+                 .announced = cofi_wait_options(a, "all ranks to begin"),
+                 .data = cofi_wait_options(a, "rows")},
+        .tagged = plan->binding.tagged_offset,
         .x_half = s->x_half, .x_writer = s->x_writer, .sums = s->sums, .sum_half = s->sum_half,
-        .x_slots = s->x_slots, .sum_slots = s->sum_slots, .rank = plan->rank,
-        .n_ranks = plan->n_ranks, .hidden = (int32_t)p->hidden, .eps = p->eps,
+        .x_slots = s->x_slots, .sum_slots = s->sum_slots, .hidden = (int32_t)p->hidden,
+        .eps = p->eps,
         .is_exact = p->rounding == COF_ALLREDUCE_EXACT && p->variant != COF_ALLREDUCE_ONLY,
         .weight_f32 = plan->weight_elem == COFI_ELEM_F32, .weight_bias = p->weight_bias,
         .only_one_half = COFI_FAULT(ARN_HALF, plan->rank),
-        .no_announced_wait = COFI_FAULT(ARN_READY_WAIT, plan->rank)};
+        .no_beginning_wait = COFI_FAULT(ARN_READY_WAIT, plan->rank)};
     for (int r = 0; r < plan->n_ranks; r++)
-        st->arguments.tagged[r] = a->base[r] + plan->binding.tagged_offset;
+        st->arguments.call.slab[r] = a->base[r];
 }
 
 static cof_status check_device(const struct cofi_arn_plan *plan, struct state *st)
@@ -212,16 +237,14 @@ static cof_status open_plan(struct cofi_arn_plan *plan)
     plan->state = st;
     st->sizes = sizes_of(plan);
     COF_TRY(check_device(plan, st));
-    st->n_threads = choose_threads(plan, &st->sizes);
-    st->shared_bytes = shared_bytes(plan, st);
     st->one_shot.choice = (struct cofi_arn_choice){
         .elem = elems[plan->elem], .has_lines = st->sizes.has_lines, .has_pair = plan->n_ranks == 2};
     st->two_shot.choice = st->one_shot.choice;
     st->two_shot.choice.is_two_shot = true;
     if (st->sizes.one_shot_rows)
-        COF_TRY(open_kernel(plan, st, &st->one_shot));
+        COF_TRY(open_kernel(plan, &st->sizes, &st->one_shot));
     if (st->sizes.two_shot_rows)
-        COF_TRY(open_kernel(plan, st, &st->two_shot));
+        COF_TRY(open_kernel(plan, &st->sizes, &st->two_shot));
     set_arguments(plan, st);
     return COF_OK;
 }
@@ -288,11 +311,15 @@ static cof_status enqueue(struct cofi_arn_plan *plan, const struct cofi_arn_call
             .n_empty = plan->n_empty,
             .sizes = {(uint64_t)call->n_tokens, (uint64_t)first, (uint64_t)call->x_source}};
         struct cofi_arn_kernel k = part_of(plan, call, first, n);
-        cofi_cuda_call_make(&plan->binding, &c, &k.call);
-        int n_blocks = choose_blocks(
-            is_two_shot ? (n + plan->n_ranks - 1) / plan->n_ranks : n, kernel->most_blocks);
-        COFI_LAUNCH(a, stream, cofi_arn_launch(&kernel->choice, &k, n_blocks, st->n_threads,
-                                               st->shared_bytes, st->is_dependent, stream));
+        int64_t n_groups = is_two_shot ? (n + plan->n_ranks - 1) / plan->n_ranks : n;
+        const struct shape *few = &kernel->shapes[FEW_ROWS], *many = &kernel->shapes[MANY_ROWS];
+        const struct shape *shape = n_groups <= few->most_blocks / 2 ? few : many;
+        cofi_cuda_call_make(&plan->binding, &c, &k.call.call);
+        k.call.announces = is_two_shot || !cofi_arn_has_digest(&kernel->choice);
+        COFI_LAUNCH(a, stream, cofi_arn_launch(&kernel->choice, &k,
+                                               choose_blocks(n_groups, shape->most_blocks),
+                                               shape->n_threads, shape->shared_bytes,
+                                               st->is_dependent, stream));
     }
     return COF_OK;
 }

@@ -15,21 +15,15 @@ extern "C" {
 #endif
 
 #define COFI_ARN_CUDA_MAX_HIDDEN 32768
-#define COFI_ARN_CUDA_RANKS 16
-#define COFI_ARN_CUDA_THREADS 576 /* at most: lines of a bf16 row of 4096 in one pass */
+#define COFI_ARN_CUDA_THREADS 576 /* at most: the lines of a row of 4096 in bf16 at once */
 
 /* What is the same for all rows of a call; by value. */
 struct cofi_arn_kernel {
-    struct cofd_arena *arena;
-    struct cofd_binding *binding;
-    struct cofd_call call;
-    struct cofd_wait_options announced, rows, sums_wait; /* of waits */
-    /* The plan's tagged memory of all ranks: rows of x by half, writer and row, then rows of sums
-     * by half and row. A row takes x_slots or sum_slots slots of 16 bytes. */
-    char *tagged[COFI_ARN_CUDA_RANKS];
-    uint64_t x_half, x_writer, sums, sum_half; /* bytes */
+    struct cofd_grid_call call;
+    /* In the slabs: rows of x by half, writer and row, then rows of sums by half and row. A row
+     * takes x_slots or sum_slots slots of 16 bytes. */
+    uint64_t tagged, x_half, x_writer, sums, sum_half; /* bytes */
     uint32_t x_slots, sum_slots;
-    int32_t rank, n_ranks;
 
     const char *x, *residual, *weight; /* residual, weight: NULL where there is none */
     char *residual_out, *norm_out;     /* likewise */
@@ -39,7 +33,7 @@ struct cofi_arn_kernel {
     bool is_exact, weight_f32, weight_bias;
     bool x_aligned; /* rows at multiples of 8 bytes; what follows: of 16 */
     bool residual_aligned, weight_aligned, residual_out_aligned, norm_out_aligned;
-    bool only_one_half, no_announced_wait; /* negative controls */
+    bool only_one_half, no_beginning_wait; /* negative controls */
 };
 
 enum cofi_arn_elem_cuda { COFI_ARN_BF16, COFI_ARN_F16, COFI_ARN_F32, COFI_ARN_ELEMS };
@@ -54,6 +48,8 @@ struct cofi_arn_choice {
 
 /* Its entry, for attributes and occupancy. */
 const void *cofi_arn_kernel_of(const struct cofi_arn_choice *choice);
+/* Whether each slot of the kernel's tells of disagreement, so that nothing else must. */
+bool cofi_arn_has_digest(const struct cofi_arn_choice *choice);
 uint32_t cofi_arn_slots(bool has_lines, int64_t row_bytes);
 
 cudaError_t cofi_arn_launch(const struct cofi_arn_choice *choice,

@@ -21,17 +21,23 @@ COFK_INLINE uint64_t cofk_half(const struct cofi_arn_kernel &k, uint32_t epoch)
     return k.only_one_half ? 0 : epoch & 1;
 }
 
+COFK_INLINE uint64_t cofk_tag(const struct cofi_arn_kernel &k, uint32_t epoch)
+{
+    const struct cofd_grid g = {&k.call, epoch};
+    return cofd_grid_tag(&g);
+}
+
 /* Where rank `to` has the row of x that `writer` sends it; and the row's sums. */
 COFK_INLINE char *cofk_x_row(const struct cofi_arn_kernel &k, int to, uint32_t epoch, int writer,
                              int64_t row)
 {
-    return k.tagged[to] + cofk_half(k, epoch) * k.x_half + (uint64_t)writer * k.x_writer +
-           (uint64_t)row * k.x_slots * 16;
+    return k.call.slab[to] + k.tagged + cofk_half(k, epoch) * k.x_half +
+           (uint64_t)writer * k.x_writer + (uint64_t)row * k.x_slots * 16;
 }
 
 COFK_INLINE char *cofk_sum_row(const struct cofi_arn_kernel &k, int to, uint32_t epoch, int64_t row)
 {
-    return k.tagged[to] + k.sums + cofk_half(k, epoch) * k.sum_half +
+    return k.call.slab[to] + k.tagged + k.sums + cofk_half(k, epoch) * k.sum_half +
            (uint64_t)row * k.sum_slots * 16;
 }
 
@@ -78,12 +84,12 @@ COFK_INLINE void cofk_push_row(const struct cofi_arn_kernel &k, uint32_t epoch, 
     for (uint32_t slot = threadIdx.x; slot < k.x_slots; slot += blockDim.x) {
         const struct cofd_slot s = cofk_load_slot<Code, Elem>(k, row, slot);
         if (to >= 0) {
-            Code::store(cofk_x_row(k, to, epoch, k.rank, to_row), slot, &s, epoch);
+            Code::store(cofk_x_row(k, to, epoch, k.call.rank, to_row), slot, &s, cofk_tag(k, epoch));
             continue;
         }
-        for (int i = 1; i < k.n_ranks; i++) {
-            const int peer = k.rank + i < k.n_ranks ? k.rank + i : k.rank + i - k.n_ranks;
-            Code::store(cofk_x_row(k, peer, epoch, k.rank, to_row), slot, &s, epoch);
+        for (int i = 1; i < k.call.n_ranks; i++) {
+            const int peer = k.call.rank + i < k.call.n_ranks ? k.call.rank + i : k.call.rank + i - k.call.n_ranks;
+            Code::store(cofk_x_row(k, peer, epoch, k.call.rank, to_row), slot, &s, cofk_tag(k, epoch));
         }
     }
 }
@@ -94,24 +100,25 @@ COFK_INLINE void cofk_push_row(const struct cofi_arn_kernel &k, uint32_t epoch, 
  * shared memory: the block waits on as a whole, and looks at all of the row again. What is there
  * stays there, so the first of what is not changes only when something has come. */
 struct cofk_missing {
-    uint32_t first, last; /* slot * COFI_ARN_CUDA_RANKS + writer; last: of the wait before */
+    uint32_t first, last; /* slot * COFD_GRID_MAX_RANKS + writer; last: of the wait before */
     int64_t last_row;
-    uint32_t seen;
+    uint64_t seen;
     bool is_alive;
     struct cofd_patience patience;
 };
 
 /* Looks at a slot for a while. */
 template <class Code>
-COFK_INLINE bool cofk_take(uint32_t epoch, int writer, const char *row, uint32_t slot,
-                           struct cofd_slot *s, struct cofk_missing *missing)
+COFK_INLINE bool cofk_take(const struct cofi_arn_kernel &k, uint32_t epoch, int writer,
+                           const char *row, uint32_t slot, struct cofd_slot *s,
+                           struct cofk_missing *missing)
 {
-    uint32_t seen;
+    uint64_t seen;
 #pragma unroll 1
     for (uint32_t looks = 0; looks < COFD_LOOKS; looks++)
-        if (Code::load(row, slot, epoch, s, &seen))
+        if (Code::load(row, slot, cofk_tag(k, epoch), s, &seen))
             return true;
-    const uint32_t key = slot * COFI_ARN_CUDA_RANKS + (uint32_t)writer;
+    const uint32_t key = slot * COFD_GRID_MAX_RANKS + (uint32_t)writer;
     if (key < atomicMin(&missing->first, key))
         missing->seen = seen;
     return false;
@@ -153,28 +160,29 @@ COFK_INLINE bool cofk_sum_slot(const struct cofi_arn_kernel &k, uint32_t epoch,
                                float sum[4 * Elem::per_word], struct cofk_missing *missing)
 {
 #pragma unroll 1
-    for (int first = 0; first < k.n_ranks; first += COFK_PEERS_AT_ONCE) {
+    for (int first = 0; first < k.call.n_ranks; first += COFK_PEERS_AT_ONCE) {
         struct cofd_slot s[COFK_PEERS_AT_ONCE];
         bool is_there[COFK_PEERS_AT_ONCE];
-        uint32_t seen;
+        uint64_t seen;
 #pragma unroll
         for (int i = 0; i < COFK_PEERS_AT_ONCE; i++) {
             const int r = first + i;
-            is_there[i] = r >= k.n_ranks || r == k.rank;
-            if (r == k.rank)
+            is_there[i] = r >= k.call.n_ranks || r == k.call.rank;
+            if (r == k.call.rank)
                 s[i] = own;
-            else if (r < k.n_ranks)
-                is_there[i] = Code::load(cofk_x_row(k, k.rank, epoch, r, row), slot, epoch, &s[i],
-                                         &seen);
+            else if (r < k.call.n_ranks)
+                is_there[i] = Code::load(cofk_x_row(k, k.call.rank, epoch, r, row), slot,
+                                         cofk_tag(k, epoch), &s[i], &seen);
         }
 #pragma unroll
         for (int i = 0; i < COFK_PEERS_AT_ONCE; i++) {
             const int r = first + i;
             float x[4 * Elem::per_word];
-            if (r >= k.n_ranks)
+            if (r >= k.call.n_ranks)
                 continue;
-            if (!is_there[i] && !cofk_take<Code>(epoch, r, cofk_x_row(k, k.rank, epoch, r, row),
-                                                 slot, &s[i], missing))
+            if (!is_there[i] &&
+                !cofk_take<Code>(k, epoch, r, cofk_x_row(k, k.call.rank, epoch, r, row), slot,
+                                 &s[i], missing))
                 return false;
             cofk_unpack_slot<Elem>(s[i], x);
 #pragma unroll
@@ -192,8 +200,9 @@ COFK_INLINE bool cofk_sum_pair(const struct cofi_arn_kernel &k, uint32_t epoch,
 {
     struct cofd_slot s;
     float x[4 * Elem::per_word];
-    const int peer = 1 - k.rank;
-    if (!cofk_take<Code>(epoch, peer, cofk_x_row(k, k.rank, epoch, peer, row), slot, &s, missing))
+    const int peer = 1 - k.call.rank;
+    if (!cofk_take<Code>(k, epoch, peer, cofk_x_row(k, k.call.rank, epoch, peer, row), slot, &s,
+                         missing))
         return false;
     cofk_unpack_slot<Elem>(own, sum);
     cofk_unpack_slot<Elem>(s, x);
@@ -240,8 +249,8 @@ template <class Code, class Elem> struct cofk_sum_of_owner {
         for (uint32_t slot = threadIdx.x; slot < k.sum_slots; slot += blockDim.x) {
             struct cofd_slot s;
             float x[4 * Elem::per_word];
-            if (!cofk_take<Code>(epoch, owner, cofk_sum_row(k, k.rank, epoch, row), slot, &s,
-                                 missing))
+            if (!cofk_take<Code>(k, epoch, owner, cofk_sum_row(k, k.call.rank, epoch, row), slot,
+                                 &s, missing))
                 return false;
             cofk_unpack_slot<Elem>(s, x);
             cofk_keep_slot<Elem, Code>(sums, slot, x);
@@ -252,8 +261,7 @@ template <class Code, class Elem> struct cofk_sum_of_owner {
 
 /* Between two looks of the block at a row; false on all threads when the arena is dead. */
 static __device__ __noinline__ bool cofk_wait_on(struct cofd_grid g, struct cofk_missing *missing,
-                                                 int64_t row,
-                                                 const struct cofd_wait_options *options)
+                                                 int64_t row)
 {
     if (threadIdx.x == 0) {
         if (missing->first != missing->last || row != missing->last_row) /* something has come */
@@ -261,8 +269,8 @@ static __device__ __noinline__ bool cofk_wait_on(struct cofd_grid g, struct cofk
         missing->last = missing->first;
         missing->last_row = row;
         missing->first = UINT32_MAX;
-        missing->is_alive = cofd_grid_goes_on(&g, (int)(missing->last % COFI_ARN_CUDA_RANKS),
-                                              missing->seen, options, &missing->patience);
+        missing->is_alive = cofd_grid_goes_on(&g, (int)(missing->last % COFD_GRID_MAX_RANKS),
+                                              missing->seen, &missing->patience);
     }
     __syncthreads();
     const bool is_alive = missing->is_alive;
@@ -289,9 +297,9 @@ COFK_INLINE void cofk_push_sums(const struct cofi_arn_kernel &k, uint32_t epoch,
                     pair[j] = sums[element + i * Elem::per_word + j];
             s.word[i] = Elem::pack(pair);
         }
-        for (int i = 1; i < k.n_ranks; i++) {
-            const int peer = k.rank + i < k.n_ranks ? k.rank + i : k.rank + i - k.n_ranks;
-            Code::store(cofk_sum_row(k, peer, epoch, row), slot, &s, epoch);
+        for (int i = 1; i < k.call.n_ranks; i++) {
+            const int peer = k.call.rank + i < k.call.n_ranks ? k.call.rank + i : k.call.rank + i - k.call.n_ranks;
+            Code::store(cofk_sum_row(k, peer, epoch, row), slot, &s, cofk_tag(k, epoch));
         }
     }
 }

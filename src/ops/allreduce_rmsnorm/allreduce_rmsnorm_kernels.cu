@@ -3,8 +3,10 @@
 /* One kernel makes a call, by as many blocks as run at once: each row belongs to a block, and is
  * pushed, waited for, summed and normed by it. Which block that is on another rank does not matter.
  *
- *   one shot   every rank pushes its rows to all others, and sums all rows
- *   two shot   row t goes to rank t mod P alone, which sums it and pushes the sum to all others
+ *   one shot   every rank pushes its rows to all others, and sums all rows: so each sees of each
+ *              other that it has begun
+ *   two shot   row t goes to rank t mod P alone, which sums it and pushes the sum to all others: of
+ *              ranks that have no row to sum only their announcement tells
  *
  * Nothing that an earlier kernel of the stream wrote is touched before cofk_wait_earlier, and the
  * next kernel may start when all blocks have stored everything. */
@@ -61,7 +63,7 @@ COFK_INLINE void cofk_open(const struct cofi_arn_kernel &k, struct cofd_grid *g,
     if (threadIdx.x == 0)
         memory->missing.first = memory->missing.last = UINT32_MAX;
     cofk_wait_earlier();
-    *g = {k.arena, k.binding, &k.call, &k.announced, 0};
+    *g = {&k.call, 0};
     if (k.weight && cofk_is_in_row(k, (int)threadIdx.x))
         cofk_load_weight<Elem>(k, (int)threadIdx.x, cofk_weight());
 }
@@ -81,7 +83,8 @@ template <class Elem>
 COFK_INLINE void cofk_close(const struct cofi_arn_kernel &k, const struct cofd_grid &g,
                             bool is_alive, int row, int step)
 {
-    if (is_alive && blockIdx.x == 0 && !k.no_announced_wait && !cofd_grid_wait_announced(g)) {
+    if (is_alive && blockIdx.x == 0 && k.call.announces && !k.no_beginning_wait &&
+        !cofd_grid_wait_announced(g)) {
         is_alive = false; /* rows of another call, it may be: of all blocks */
         row = 0;
         step = 1;
@@ -105,7 +108,7 @@ cofk_arn_one_shot(const __grid_constant__ struct cofi_arn_kernel k)
     int row = (int)blockIdx.x;
     cofk_open<Elem>(k, &g, &memory);
     bool is_alive = cofd_grid_begin(&g);
-    if (is_alive && blockIdx.x == 0)
+    if (is_alive && blockIdx.x == 0 && k.call.announces)
         cofd_grid_announce(&g);
     if (is_alive && row < k.n_tokens)
         cofk_push_row<Code, Elem>(k, g.epoch, k.x + row * k.x_pitch, row, COFD_ALL_OTHERS);
@@ -125,7 +128,7 @@ cofk_arn_one_shot(const __grid_constant__ struct cofi_arn_kernel k)
                                   cofk_weight());
         }
         if (row < k.n_tokens)
-            is_alive = cofk_wait_on(g, &memory.missing, row, &k.rows);
+            is_alive = cofk_wait_on(g, &memory.missing, row);
     }
     cofk_close<Elem>(k, g, is_alive, row, step);
 }
@@ -136,15 +139,15 @@ cofk_arn_one_shot(const __grid_constant__ struct cofi_arn_kernel k)
  * number is wave * n_blocks + block. */
 COFK_INLINE int64_t cofk_group_row(const struct cofi_arn_kernel &k, int64_t group, int owner)
 {
-    return group * k.n_ranks + owner;
+    return group * k.call.n_ranks + owner;
 }
 
 template <class Code, class Elem>
 COFK_INLINE void cofk_push_group(const struct cofi_arn_kernel &k, uint32_t epoch, int64_t group)
 {
-    for (int owner = 0; owner < k.n_ranks; owner++) {
+    for (int owner = 0; owner < k.call.n_ranks; owner++) {
         const int64_t row = cofk_group_row(k, group, owner);
-        if (owner != k.rank && row < k.n_tokens)
+        if (owner != k.call.rank && row < k.n_tokens)
             cofk_push_row<Code, Elem>(k, epoch, k.x + row * k.x_pitch, group, owner);
     }
 }
@@ -154,10 +157,10 @@ template <class Code, class Elem>
 COFK_INLINE bool cofk_take_row(const struct cofi_arn_kernel &k, uint32_t epoch, int64_t row,
                                struct cofk_missing *missing)
 {
-    const int owner = (int)(row % k.n_ranks);
-    if (owner == k.rank) {
+    const int owner = (int)(row % k.call.n_ranks);
+    if (owner == k.call.rank) {
         const struct cofk_sum_of_x<Code, Elem, false> take = {k.x + row * k.x_pitch,
-                                                              row / k.n_ranks};
+                                                              row / k.call.n_ranks};
         return take(k, epoch, cofk_sums(), missing);
     }
     if (k.is_exact) {
@@ -176,12 +179,12 @@ cofk_arn_two_shot(const __grid_constant__ struct cofi_arn_kernel k)
 {
     __shared__ struct cofk_memory memory;
     struct cofd_grid g;
-    const int n = k.n_ranks, per_wave = (int)gridDim.x * n;
+    const int n = k.call.n_ranks, per_wave = (int)gridDim.x * n;
     const int n_items = ((k.n_tokens + per_wave - 1) / per_wave + 1) * n;
     int item = 0, pushed = 0; /* pushed: waves */
     cofk_open<Elem>(k, &g, &memory);
     bool is_alive = cofd_grid_begin(&g);
-    if (is_alive && blockIdx.x == 0)
+    if (is_alive && blockIdx.x == 0 && k.call.announces)
         cofd_grid_announce(&g);
     if (is_alive)
         cofk_push_group<Code, Elem>(k, g.epoch, blockIdx.x);
@@ -192,7 +195,7 @@ cofk_arn_two_shot(const __grid_constant__ struct cofi_arn_kernel k)
         for (; item < n_items; item++) {
             const int wave = item / n, other = item % n;
             const int64_t group = (int64_t)(wave - (other > 0)) * gridDim.x + blockIdx.x;
-            const int64_t row = cofk_group_row(k, group, (k.rank + other) % n);
+            const int64_t row = cofk_group_row(k, group, (k.call.rank + other) % n);
             if (other == 0 && pushed == wave)
                 cofk_push_group<Code, Elem>(k, g.epoch, (int64_t)++pushed * gridDim.x + blockIdx.x);
             if (group < 0 || row >= k.n_tokens)
@@ -211,7 +214,7 @@ cofk_arn_two_shot(const __grid_constant__ struct cofi_arn_kernel k)
                                   cofk_weight());
         }
         if (item < n_items)
-            is_alive = cofk_wait_on(g, &memory.missing, item, &k.sums_wait);
+            is_alive = cofk_wait_on(g, &memory.missing, item);
     }
     cofk_close<Elem>(k, g, is_alive, blockIdx.x, (int)gridDim.x);
 }
@@ -238,6 +241,11 @@ template <class Code> static const void *kernel_with(const struct cofi_arn_choic
 const void *cofi_arn_kernel_of(const struct cofi_arn_choice *choice)
 {
     return choice->has_lines ? kernel_with<cofd_lines>(choice) : kernel_with<cofd_wides>(choice);
+}
+
+bool cofi_arn_has_digest(const struct cofi_arn_choice *choice)
+{
+    return choice->has_lines ? cofd_lines::has_digest : cofd_wides::has_digest;
 }
 
 uint32_t cofi_arn_slots(bool has_lines, int64_t row_bytes)
