@@ -143,6 +143,15 @@ COFD_FN void cofd_store16_relaxed_sys(uint64_t *at, const uint64_t value[2])
                  : : "l"(at), "l"(value[0]), "l"(value[1]) : "memory");
 }
 
+/* Until the kernels before this one in the stream have ended and what they stored is there, where
+ * the device may start a kernel before that. */
+COFD_FN void cofd_wait_earlier_kernels(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" : : : "memory");
+#endif
+}
+
 /* Nanoseconds of the device's clock. */
 COFD_FN uint64_t cofd_now_ns(void)
 {
@@ -288,6 +297,10 @@ COFD_FN void cofd_store16_relaxed_sys(uint64_t *at, const uint64_t value[2])
     cofd_store_release_sys(at + 1, value[1]);
 }
 
+COFD_FN void cofd_wait_earlier_kernels(void)
+{
+}
+
 COFD_FN uint64_t cofd_now_ns(void)
 {
     struct timespec now;
@@ -334,7 +347,6 @@ COFD_FN bool cofd_eight_all(bool is_true)
 {
     return is_true;
 }
-
 
 #endif
 #endif

@@ -2,9 +2,10 @@
  * SPDX-License-Identifier: Apache-2.0 */
 /* How rows get to other ranks and from them, as slots that carry their own signal (lines.h):
  *
- *   x rows     [half][writer][row]   writer: that rank, a slot's eight threads; reader: the owner of
- *                                    the memory
+ *   x rows     [half][writer][row]   writer: that rank
  *   sum rows   [half][row]           writer: the rank that summed the row
+ *
+ * The reader is the owner of the memory. A line is stored by eight threads, a word by one.
  *
  * Halves by the parity of the epoch: a writer is past call n - 1 of all ranks when it begins to
  * store for call n + 1, for it has seen all of them announce call n. */
