@@ -291,8 +291,6 @@ for option in --ranks=0 --ranks=17 --device=tpu --engine=gpu --variant=sum --rou
 done
 expect "threads on devices" 2 'option --engine = "thread": wanted shm with --device cuda' \
     "${run[@]}" "$file" --engine thread --device cuda
-expect "no pipeline on CPUs" 4 'algorithm = 3 \(pipeline\): wanted 0 .. 2 on CPUs' \
-    "${run[@]}" "$file" --algorithm pipeline
 expect "no input" 2 'option -i is missing' "$cofuse" run allreduce_rmsnorm
 expect "a surplus word" 2 'surplus word "more"' "${run[@]}" "$file" more
 expect "output over input" 2 'it is the input' \

@@ -35,10 +35,10 @@ static void test_params(void)
     REFUSED(p.variant = (cof_allreduce_variant)-1, COF_ERR_INVALID, "params.variant = -1: wanted");
     REFUSED(p.rounding = (cof_allreduce_rounding)2, COF_ERR_INVALID,
             "params.rounding = 2: wanted 0 (match unfused) or 1 (exact)");
-    REFUSED(p.algorithm = (cof_allreduce_algorithm)4, COF_ERR_INVALID,
-            "params.algorithm = 4: wanted 0 (auto)");
-    REFUSED(p.algorithm = COF_ALLREDUCE_PIPELINE, COF_ERR_UNSUPPORTED,
-            "params.algorithm = 3 (pipeline): wanted 0 .. 2 on CPUs");
+    REFUSED(p.algorithm = (cof_allreduce_algorithm)3, COF_ERR_INVALID,
+            "params.algorithm = 3: wanted 0 (auto), 1 (one shot) or 2 (two shot)");
+    REFUSED(p.algorithm = (cof_allreduce_algorithm)-1, COF_ERR_INVALID,
+            "params.algorithm = -1: wanted 0 (auto)");
     REFUSED(p.eps = 0, COF_ERR_INVALID, "params.eps = 0: wanted a finite number > 0");
     REFUSED(p.eps = -1e-6f, COF_ERR_INVALID, "params.eps = -1e-06: wanted a finite number > 0");
     REFUSED(p.eps = NAN, COF_ERR_INVALID, "params.eps = nan: wanted");

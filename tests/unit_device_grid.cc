@@ -87,11 +87,10 @@ template <class Code> struct grid_plan {
     {
         const char *at = place(r, writer, g->epoch, row);
         for (uint32_t slot = 0; slot < Code::n_slots(ROW_BYTES); slot++) {
-            struct cofd_patience patience = {0, 0, 0};
+            struct cofd_grid_wait wait = {writer, 0, {0, 0, 0}};
             struct cofd_slot s;
-            uint64_t seen;
-            while (!Code::load(at, slot, cofd_grid_tag(g), &s, &seen))
-                if (!cofd_grid_goes_on(g, writer, seen, &patience))
+            while (!Code::load(at, slot, cofd_grid_tag(g), &s, &wait.seen))
+                if (!cofd_grid_goes_on(g, &wait))
                     return false;
             *n_bad += s.word[0] != number(writer, g->epoch, row, slot) || s.word[1] != ~slot;
         }

@@ -42,7 +42,7 @@ def _parser():
     parser.add_argument("--seconds", type=float, default=140.0,
                         help="no process set is begun that would not be done by then")
     parser.add_argument("--algorithms", default="auto",
-                        help="of Cofuse, each a contender: auto,one_shot,pipeline,two_shot")
+                        help="of Cofuse, each a contender: auto,one_shot,two_shot")
     parser.add_argument("--only", help="contenders to time, with commas; default: all")
     parser.add_argument("--no-compile", action="store_true", help="without torch.compile")
     parser.add_argument("--json", help="where to write the document, which grows as it goes")

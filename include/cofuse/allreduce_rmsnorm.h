@@ -49,18 +49,17 @@ typedef enum cof_allreduce_rounding {
 } cof_allreduce_rounding;
 
 /**
- * How rows travel. All give the same bits; AUTO takes one by the bytes of x and by P.
+ * How rows travel. Both give the same bits; AUTO takes one by the bytes of x and by P. On CUDA
+ * devices both send slots of data that carry their own signal, the tag of the call: nothing waits
+ * for a flag.
  *
- * ONE_SHOT   every rank gets all rows of all ranks, and reduces them all. On CUDA devices the words
- *            it sends carry their own signal: lowest latency.
- * PIPELINE   the same in chunks of rows with a flag each: highest rate. CUDA only.
- * TWO_SHOT   every rank reduces a share of the rows and sends the sums to all.
+ * ONE_SHOT   every rank gets all rows of all ranks, and reduces them all: one hop
+ * TWO_SHOT   every rank reduces a share of the rows and sends the sums to all: fewer bytes, P > 2
  */
 typedef enum cof_allreduce_algorithm {
     COF_ALLREDUCE_AUTO = 0,
     COF_ALLREDUCE_ONE_SHOT = 1,
-    COF_ALLREDUCE_TWO_SHOT = 2,
-    COF_ALLREDUCE_PIPELINE = 3
+    COF_ALLREDUCE_TWO_SHOT = 2
 } cof_allreduce_algorithm;
 
 /** Parameters of a plan; the same on all ranks. Zero means default. */
@@ -136,7 +135,7 @@ COF_API cof_status cof_allreduce_rmsnorm_workspace(cof_team *team,
  * COF_ERR_MISMATCH     the ranks disagree: the text has the first differing key and both values
  * COF_ERR_NOMEM        memory was refused on some rank, or the arena has no room: all ranks get it,
  *                      none keeps anything
- * COF_ERR_UNSUPPORTED  more than 16 ranks; PIPELINE on CPUs; H over 32768 on a device
+ * COF_ERR_UNSUPPORTED  more than 16 ranks; H over 32768 on a device
  * COF_ERR_TIMEOUT, COF_ERR_PEER_DEAD, COF_ERR_SYSTEM
  */
 COF_API cof_status cof_allreduce_rmsnorm_plan_create(cof_team *team,

@@ -7,7 +7,7 @@
 
 static const char *const variant_names[] = {"residual_norm", "norm", "only", NULL};
 static const char *const rounding_names[] = {"match_unfused", "exact", NULL};
-static const char *const algorithm_names[] = {"auto", "one_shot", "two_shot", "pipeline", NULL};
+static const char *const algorithm_names[] = {"auto", "one_shot", "two_shot", NULL};
 
 #define AT(field) offsetof(cof_allreduce_rmsnorm_params, field)
 static const struct cofi_py_field fields[] = {

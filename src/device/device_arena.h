@@ -24,7 +24,7 @@ struct cofd_binding {
     uint32_t epoch, direction;
     uint64_t digest;
     uint32_t mark[COFI_MARKS]; /* last-use epochs; 0: not since the last reset */
-    /* In the slab: what kernels signal by the data itself; zero at the beginning and after a reset. */
+    /* In the slab: data that is its own signal (lines.h); zero at first, and after a reset. */
     uint64_t tagged_offset, tagged_bytes;
     /* Of a call that one kernel of several blocks makes (grid_call.h). */
     uint32_t arrived, finished; /* blocks */

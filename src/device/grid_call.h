@@ -160,11 +160,18 @@ COFD_RARE void cofd_grid_record(struct cofd_grid g)
     cofd_record_call(&b, &g.c->call);
 }
 
-COFD_RARE void cofd_grid_fail(struct cofd_grid g, int writer, uint64_t seen, int status)
+/* A wait for what `writer` sends, the last look at which found `seen` for its tag. */
+struct cofd_grid_wait {
+    int writer;
+    uint64_t seen;
+    struct cofd_patience patience; /* zero at its beginning */
+};
+
+COFD_RARE void cofd_grid_fail(struct cofd_grid g, const struct cofd_grid_wait *wait)
 {
     const struct cofd_binding b = cofd_grid_binding(&g);
-    const struct cofd_wait w = {g.c->arena, &b, writer, COFI_READY, 0, g.epoch, &g.c->data};
-    cofd_fail(&w, status, seen);
+    const struct cofd_wait w = {g.c->arena, &b, wait->writer, COFI_READY, 0, g.epoch, &g.c->data};
+    cofd_fail(&w, wait->patience.status, wait->seen);
 }
 
 /* Whether a tag or an announcement is of this epoch, but of another call. */
@@ -173,12 +180,12 @@ COFD_FN bool cofd_grid_differs(const struct cofd_grid *g, uint64_t tag)
     return (uint32_t)tag == g->epoch && (tag >> 32 & COFI_DIGEST_MASK) != g->c->call.digest;
 }
 
-/* One thread of the block, after COFD_LOOKS looks at what this writer sends, the last of which found
- * `seen` for its tag. False when the arena is dead. Blocks but the first look at the words of hosts
- * seldom: all of them would fill the bus to the host. */
-COFD_FN bool cofd_grid_goes_on(const struct cofd_grid *g, int writer, uint64_t seen,
-                               struct cofd_patience *p)
+/* One thread of the block, after COFD_LOOKS looks. False when the arena is dead. Blocks but the
+ * first look at the words of hosts seldom: all of them would fill the bus to the host. */
+COFD_FN bool cofd_grid_goes_on(const struct cofd_grid *g, struct cofd_grid_wait *wait)
 {
+    const int writer = wait->writer;
+    struct cofd_patience *p = &wait->patience;
     if (cofd_is_dead(g->c->arena))
         return false;
     const struct cofd_binding b = cofd_grid_binding(g);
@@ -186,7 +193,7 @@ COFD_FN bool cofd_grid_goes_on(const struct cofd_grid *g, int writer, uint64_t s
     const uint64_t word =
         cofd_load_acquire_sys((const uint64_t *)&cofd_grid_word(g, g->c->rank, writer)->value);
     if (p->status != 0) {
-        cofd_grid_fail(*g, writer, seen, p->status);
+        cofd_grid_fail(*g, wait);
         return false;
     }
     if (p->begin == 0) {
@@ -196,7 +203,7 @@ COFD_FN bool cofd_grid_goes_on(const struct cofd_grid *g, int writer, uint64_t s
     cofd_pause();
     if (cofd_block() == 0 || p->looks++ % COFD_ROUNDS == COFD_ROUNDS - 1)
         p->status = cofd_look(&w);
-    if (p->status == 0 && (cofd_grid_differs(g, seen) || cofd_grid_differs(g, word)))
+    if (p->status == 0 && (cofd_grid_differs(g, wait->seen) || cofd_grid_differs(g, word)))
         p->status = COFD_ERR_MISMATCH;
     const uint64_t timeout_ns = g->c->data.timeout_ns;
     if (p->status == 0 && timeout_ns != 0 && cofd_now_ns() - p->begin > timeout_ns)

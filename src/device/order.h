@@ -16,9 +16,11 @@
 #ifdef __CUDACC__
 #define COFD_FN static __device__ __forceinline__
 #define COFD_RARE static __device__ __noinline__ /* keeps its registers out of fast paths */
+#define COFD_ONE_BY_ONE _Pragma("unroll 1")
 #else
 #define COFD_FN static inline
 #define COFD_RARE static inline
+#define COFD_ONE_BY_ONE
 #include <time.h>
 #endif
 
@@ -149,6 +151,15 @@ COFD_FN void cofd_store16_relaxed_sys(uint64_t *at, const uint64_t value[2])
     asm volatile("{\n\t.reg .b128 whole;\n\tmov.b128 whole, {%1, %2};\n\t"
                  "st.relaxed.sys.global.b128 [%0], whole;\n\t}"
                  : : "l"(at), "l"(value[0]), "l"(value[1]) : "memory");
+}
+
+/* Until the kernels before this one in the stream have ended and what they stored is there, where
+ * the device may start a kernel before that. */
+COFD_FN void cofd_wait_earlier_kernels(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" : : : "memory");
+#endif
 }
 
 /* Nanoseconds of the device's clock. */
@@ -302,6 +313,10 @@ COFD_FN void cofd_store16_relaxed_sys(uint64_t *at, const uint64_t value[2])
     cofd_store_release_sys(at + 1, value[1]);
 }
 
+COFD_FN void cofd_wait_earlier_kernels(void)
+{
+}
+
 COFD_FN uint64_t cofd_now_ns(void)
 {
     struct timespec now;
@@ -348,7 +363,6 @@ COFD_FN bool cofd_eight_all(bool is_true)
 {
     return is_true;
 }
-
 
 #endif
 #endif

@@ -66,10 +66,12 @@ COFD_FN void cofd_fail(const struct cofd_wait *w, int status, uint64_t seen)
     cofd_store_relaxed_sys(&f->direction, b ? b->direction : 0);
     for (int i = 0; i < COFI_NAME_WORDS; i++)
         cofd_store_relaxed_sys(&f->name[i], b ? b->name[i] : 0);
+    COFD_ONE_BY_ONE
     for (int i = 0; i < COFI_STEP_WORDS; i++)
         cofd_store_relaxed_sys(&f->step[i], w->options->step[i]);
     cofd_store_release_sys(&f->status, COFD_STATUS_BITS(status));
     uint64_t code = COFD_STATUS_BITS(status) | COFI_POISON_FAULT | (uint64_t)(a->rank + 1) << 32;
+    COFD_ONE_BY_ONE
     for (int i = 0; i < a->n_ranks; i++)
         cofd_store_release_sys(&a->control[(a->rank + i) % a->n_ranks]->poison.value, code);
 }

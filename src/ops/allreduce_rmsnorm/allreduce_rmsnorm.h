@@ -5,7 +5,7 @@
  * One rule makes all its exchange buffers safe without acknowledgements: a call ends on a rank only
  * when the rank has seen every peer's signal word of that call, and buffers come in two halves, by
  * the parity of the epoch. Who is past call n has seen that everybody began n, hence left n - 1,
- * whose half it writes next (models/tagged_push.pml, chunk_flags.pml, two_shot.pml). */
+ * whose half it writes next (models/tagged_push.pml, two_shot.pml). */
 #ifndef COFI_ALLREDUCE_RMSNORM_H
 #define COFI_ALLREDUCE_RMSNORM_H
 
@@ -35,7 +35,7 @@ struct cofi_arn_plan;
 /* What the devices do, each in its own way. */
 struct cofi_arn_backend {
     const char *name; /* "cpu", "cuda" */
-    /* COF_ERR_UNSUPPORTED for what only the other one can. */
+    /* COF_ERR_UNSUPPORTED for what only the other one can; NULL: takes all. */
     cof_status (*check)(const struct cofi_arn_plan *plan);
     /* Chooses algorithm and sizes: n_purposes, payload_bytes, tagged_bytes, local_bytes; nothing is
      * allocated. The only place where capacities are computed. */

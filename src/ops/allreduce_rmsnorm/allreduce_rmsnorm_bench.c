@@ -68,7 +68,7 @@ static cof_status read_choice(struct bench_case *c, const char *key, const char 
         const char *key, *choices;
     } words[N_CHOICES] = {{"variant", "residual_norm|norm|only"},
                           {"rounding", "match_unfused|exact"},
-                          {"algorithm", "auto|one_shot|two_shot|pipeline"},
+                          {"algorithm", "auto|one_shot|two_shot"},
                           {"weight_bias", "0|1"},
                           {"x", "memory|arena"},
                           {"how", "eager|graph"}};

@@ -38,7 +38,7 @@ static const struct factor {
     [CAPACITY] = {"capacity", 5, 4, {"16", "1", "5", "140", "4096"}},
     [VARIANT] = {"variant", 4, 4, {"residual_norm", "norm", "norm_residual_out", "only"}},
     [ROUNDING] = {"rounding", 2, 2, {"match_unfused", "exact"}},
-    [ALGORITHM] = {"algorithm", 4, 4, {"auto", "one_shot", "two_shot", "pipeline"}},
+    [ALGORITHM] = {"algorithm", 3, 3, {"auto", "one_shot", "two_shot"}},
     [THRESHOLD] = {"one_shot_rows", 4, 4, {"default", "2", "4", "100"}},
     [BIAS] = {"bias", 2, 2, {"0", "1"}},
     [EPS] = {"eps", 3, 3, {"1e-5", "1e-6", "1"}},
@@ -104,18 +104,19 @@ static const char *const listed[] = {
     "h=64 t=random algorithm=one_shot capacity=5 calls=many delay=random x=arena",
 };
 static const char *const listed_cuda[] = {
-    "h=4096 t=16 data=patterns calls=2P algorithm=pipeline",
-    "h=4096 t=132:133 capacity=140 algorithm=pipeline",
-    "h=2880 t=C:C+1:1 algorithm=pipeline", "h=257 t=3C+2:C-1 capacity=5 algorithm=pipeline",
-    "h=1000 t=130:1:131 capacity=140 algorithm=pipeline max_ctas=5 calls=12 delay=random",
-    "h=256 t=random algorithm=pipeline capacity=5 calls=many delay=random",
+    "h=4096 t=132:133 capacity=140 algorithm=one_shot",
+    "h=2880 t=C:C+1:1 algorithm=one_shot", "h=257 t=3C+2:C-1 capacity=5 algorithm=one_shot",
+    "h=1000 t=130:1:131 capacity=140 algorithm=one_shot max_ctas=5 calls=12 delay=random",
+    "h=1000 t=130:1:131 capacity=140 algorithm=two_shot max_ctas=5 calls=12 delay=random",
+    "h=256 t=random algorithm=one_shot capacity=5 calls=many delay=random",
     "h=4096 t=3 algorithm=one_shot calls=12 graph=replayed delay=random",
-    "h=4096 t=130:1:131 capacity=140 algorithm=pipeline calls=12 graph=replayed delay=random",
+    "h=4096 t=130:1:131 capacity=140 algorithm=one_shot calls=12 graph=replayed delay=random",
     "h=4096 t=130:1:131 capacity=140 algorithm=two_shot calls=12 graph=replayed delay=random",
     "h=1000 t=4:2 one_shot_rows=2 calls=12 graph=replayed delay=random",
     "h=1000 t=3C+2:C-1 capacity=5 one_shot_rows=4 calls=12 graph=replayed delay=random",
     "h=1000 t=4:2 one_shot_rows=2 calls=12 graph=replayed delay=random x=arena plans=shared",
-    "h=1000 t=130:1:131 capacity=140 algorithm=pipeline calls=12 delay=random epoch=before_turn",
+    "h=1000 t=130:1:131 capacity=140 algorithm=one_shot calls=12 delay=random epoch=before_turn",
+    "h=1000 t=130:1:131 capacity=140 algorithm=two_shot calls=12 delay=random epoch=before_turn",
     "h=1000 t=4:2 one_shot_rows=2 calls=12 graph=replayed delay=random epoch=before_turn",
 };
 /* The table that others have published for this operator, over 4 ranks: errors of up to 0.0625. The
@@ -177,8 +178,6 @@ static void make_legal(struct tuple *t, bool cuda)
 {
     bool normed = !is(t, VARIANT, "only"), added = is(t, VARIANT, "residual_norm");
     bool in_arena = is(t, PLACE, "arena");
-    if (is(t, ALGORITHM, "pipeline") && !cuda)
-        t->value[ALGORITHM] = 0;
     if (!is(t, ALGORITHM, "auto"))
         t->value[THRESHOLD] = 0;
     if (is(t, DTYPE, "f32") || !normed)

@@ -23,8 +23,7 @@ static void choose_params(struct cofi_arn_run *run)
     static const cof_allreduce_algorithm other[] = {
         [COF_ALLREDUCE_AUTO] = COF_ALLREDUCE_TWO_SHOT,
         [COF_ALLREDUCE_ONE_SHOT] = COF_ALLREDUCE_TWO_SHOT,
-        [COF_ALLREDUCE_TWO_SHOT] = COF_ALLREDUCE_ONE_SHOT,
-        [COF_ALLREDUCE_PIPELINE] = COF_ALLREDUCE_ONE_SHOT};
+        [COF_ALLREDUCE_TWO_SHOT] = COF_ALLREDUCE_ONE_SHOT};
     run->params[0] = run->params[1] = run->c.params;
     run->params[1].algorithm = other[run->c.params.algorithm];
     run->params[1].one_shot_bytes = 0;

@@ -17,8 +17,8 @@
 _Static_assert(COFD_GRID_MAX_RANKS >= COFI_ARN_MAX_RANKS, "ranks");
 
 /* Calls with more bytes take two shots. Between two ranks both send the same bytes, and one shot
- * has one hop; beyond, the bytes of one shot grow with P and those of two do not: from the rates and
- * latencies of two H200, for more ranks than could be measured there. */
+ * has one hop; beyond, the bytes of one shot grow with P and those of two do not: from the rates
+ * and latencies of two H200, for more ranks than could be measured there. */
 static int64_t default_one_shot_bytes(int n_ranks)
 {
     return n_ranks <= 2   ? INT64_MAX
@@ -238,7 +238,9 @@ static cof_status open_plan(struct cofi_arn_plan *plan)
     st->sizes = sizes_of(plan);
     COF_TRY(check_device(plan, st));
     st->one_shot.choice = (struct cofi_arn_choice){
-        .elem = elems[plan->elem], .has_lines = st->sizes.has_lines, .has_pair = plan->n_ranks == 2};
+        .elem = elems[plan->elem],
+        .has_lines = st->sizes.has_lines,
+        .has_pair = plan->n_ranks == 2};
     st->two_shot.choice = st->one_shot.choice;
     st->two_shot.choice.is_two_shot = true;
     if (st->sizes.one_shot_rows)

@@ -2,9 +2,10 @@
  * SPDX-License-Identifier: Apache-2.0 */
 /* How rows get to other ranks and from them, as slots that carry their own signal (lines.h):
  *
- *   x rows     [half][writer][row]   writer: that rank, a slot's eight threads; reader: the owner of
- *                                    the memory
+ *   x rows     [half][writer][row]   writer: that rank
  *   sum rows   [half][row]           writer: the rank that summed the row
+ *
+ * The reader is the owner of the memory. A line is stored by eight threads, a word by one.
  *
  * Halves by the parity of the epoch: a writer is past call n - 1 of all ranks when it begins to
  * store for call n + 1, for it has seen all of them announce call n. */
@@ -102,9 +103,8 @@ COFK_INLINE void cofk_push_row(const struct cofi_arn_kernel &k, uint32_t epoch, 
 struct cofk_missing {
     uint32_t first, last; /* slot * COFD_GRID_MAX_RANKS + writer; last: of the wait before */
     int64_t last_row;
-    uint64_t seen;
     bool is_alive;
-    struct cofd_patience patience;
+    struct cofd_grid_wait wait;
 };
 
 /* Looks at a slot for a while. */
@@ -120,7 +120,7 @@ COFK_INLINE bool cofk_take(const struct cofi_arn_kernel &k, uint32_t epoch, int 
             return true;
     const uint32_t key = slot * COFD_GRID_MAX_RANKS + (uint32_t)writer;
     if (key < atomicMin(&missing->first, key))
-        missing->seen = seen;
+        missing->wait.seen = seen;
     return false;
 }
 
@@ -265,12 +265,12 @@ static __device__ __noinline__ bool cofk_wait_on(struct cofd_grid g, struct cofk
 {
     if (threadIdx.x == 0) {
         if (missing->first != missing->last || row != missing->last_row) /* something has come */
-            missing->patience = {0, 0, 0};
+            missing->wait.patience = {0, 0, 0};
         missing->last = missing->first;
         missing->last_row = row;
         missing->first = UINT32_MAX;
-        missing->is_alive = cofd_grid_goes_on(&g, (int)(missing->last % COFD_GRID_MAX_RANKS),
-                                              missing->seen, &missing->patience);
+        missing->wait.writer = (int)(missing->last % COFD_GRID_MAX_RANKS);
+        missing->is_alive = cofd_grid_goes_on(&g, &missing->wait);
     }
     __syncthreads();
     const bool is_alive = missing->is_alive;

@@ -8,8 +8,8 @@
  *   two shot   row t goes to rank t mod P alone, which sums it and pushes the sum to all others: of
  *              ranks that have no row to sum only their announcement tells
  *
- * Nothing that an earlier kernel of the stream wrote is touched before cofk_wait_earlier, and the
- * next kernel may start when all blocks have stored everything. */
+ * Nothing that an earlier kernel of the stream wrote is touched before cofd_wait_earlier_kernels,
+ * and the next kernel may start when all blocks have stored everything. */
 #include "ops/allreduce_rmsnorm/allreduce_rmsnorm_exchange.cuh"
 
 /* Of a block, in shared memory; the row's sums follow. */
@@ -17,13 +17,6 @@ struct cofk_memory {
     float segment[COFK_MAX_SEGMENTS]; /* sums of squares */
     struct cofk_missing missing;
 };
-
-COFK_INLINE void cofk_wait_earlier(void)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" : : : "memory");
-#endif
-}
 
 /* What a dead arena leaves of a row. */
 template <class Elem>
@@ -62,7 +55,7 @@ COFK_INLINE void cofk_open(const struct cofi_arn_kernel &k, struct cofd_grid *g,
         memory->segment[i] = 0;
     if (threadIdx.x == 0)
         memory->missing.first = memory->missing.last = UINT32_MAX;
-    cofk_wait_earlier();
+    cofd_wait_earlier_kernels();
     *g = {&k.call, 0};
     if (k.weight && cofk_is_in_row(k, (int)threadIdx.x))
         cofk_load_weight<Elem>(k, (int)threadIdx.x, cofk_weight());
@@ -99,7 +92,8 @@ COFK_INLINE void cofk_close(const struct cofi_arn_kernel &k, const struct cofd_g
  * nothing. */
 
 template <class Code, class Elem, bool has_pair>
-__global__ void __launch_bounds__(COFI_ARN_CUDA_THREADS, has_pair && Code::is_fast && Elem::per_word == 2 ? 2 : 1)
+__global__ void __launch_bounds__(COFI_ARN_CUDA_THREADS,
+                                  has_pair && Code::is_fast && Elem::per_word == 2 ? 2 : 1)
 cofk_arn_one_shot(const __grid_constant__ struct cofi_arn_kernel k)
 {
     __shared__ struct cofk_memory memory;

@@ -213,8 +213,8 @@ COFK_INLINE void cofk_load_weight(const struct cofi_arn_kernel &k, int v, float 
         w[i] = __fadd_rn(w[i], 1.0f);
 }
 
-/* A thread's vectors of a row are v = thread, thread + n_threads, ...: a warp's are a segment. Of the
- * first, z stays in registers, and its weights in shared memory from row to row. */
+/* A thread's vectors of a row are v = thread, thread + n_threads, ...: a warp's are a segment. Of
+ * the first, z stays in registers, and its weights in shared memory from row to row. */
 template <class Elem>
 COFK_INLINE struct cofk_vector<Elem> cofk_load_residual(const struct cofi_arn_kernel &k,
                                                         int64_t row, int v)

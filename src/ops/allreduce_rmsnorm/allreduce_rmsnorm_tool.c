@@ -34,7 +34,7 @@ static const char usage[] =
     "      --rounding R       match_unfused: of the sum too; exact: of the outputs alone\n"
     "      --eps X            added to the mean of the squares\n"
     "      --weight-bias B    0, or 1: added to the weights\n"
-    "      --algorithm A      auto, one_shot, two_shot or pipeline, all with the same bits [auto]\n"
+    "      --algorithm A      auto, one_shot or two_shot, both with the same bits [auto]\n"
     "      --max-tokens N     rows that the plan's buffers hold [T]\n"
     "      --threads N        per rank; 0: COFUSE_THREADS, else cores / ranks [0]\n"
     "      --compare          with the reference, all ranks bit for bit, and rank 0's values\n"
@@ -93,8 +93,7 @@ static bool parse_option(struct cofi_arn_options *o, int c)
     case OPT_EPS: return cofi_cli_double("--eps", optarg, 1e-30, 1e30, &o->eps);
     case OPT_WEIGHT_BIAS: return cofi_cli_choice("--weight-bias", optarg, "0|1", &o->weight_bias);
     case OPT_ALGORITHM:
-        return cofi_cli_choice("--algorithm", optarg, "auto|one_shot|two_shot|pipeline",
-                               &o->algorithm);
+        return cofi_cli_choice("--algorithm", optarg, "auto|one_shot|two_shot", &o->algorithm);
     case OPT_MAX_TOKENS:
         return cofi_cli_int("--max-tokens", optarg, 1, INT64_C(1) << 40, &o->max_tokens);
     case OPT_THREADS: return cofi_cli_int("--threads", optarg, 0, 256, &o->n_threads);
