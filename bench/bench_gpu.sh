@@ -38,11 +38,13 @@ done
 
 # Transfers between two ranks; by one size alone too, which copies within a device, and by four,
 # which may have to share devices. Signals by two and four; beside a busy device by two alone.
+# allreduce_rmsnorm at the shapes of its page's table, between two.
 if [ ${#patterns[@]} -eq 0 ]; then
     patterns=('form=get *ranks=2 ' 'form=put *ranks=2 ' 'form=put by=call bytes=67108864 ranks='
         'form=get by=call bytes=67108864 ranks=' 'form=round *ranks=2 '
         'form=round by=call ranks=4 ' 'form=round by=call how=graph ranks=4 '
-        'form=signal *ranks=2 ' 'form=empty *ranks=1 ')
+        'form=signal *ranks=2 ' 'form=empty *ranks=1 '
+        'allreduce_rmsnorm name=llama-3-8b how=graph T=* H=4096 ranks=2 ')
 fi
 
 exec build/cofuse bench --device cuda --ranks "$ranks" "${options[@]}" "${patterns[@]}"

@@ -124,6 +124,23 @@ check() {
 small=('*case=put_get bytes=4097*' '*case=put_get memory=device bytes=4099*' '*form=chain*'
     '*case=calls *' '*case=wrap form=push epoch=1 *' '*case=sharing plans=2*' '*case=tagged*'
     '*case=streams*' '*case=graph form=calls*' '*case=zeroed form=two*')
+# Both kernels in all types; parts, tails, odd addresses, a second plan, a graph, epochs that turn.
+small_allreduce=('*h=1 t=P-1:P:P+1*first ranks=*' '*h=64 t=3 *data=zero*first ranks=*'
+    '*h=257 t=3C+2:C-1 *first ranks=*' '*h=257 t=3C+2:C-1 *before_turn ranks=*'
+    '*h=1000 t=6:12:4 *layout=odd*first ranks=*' '*h=1000 t=6:12:4 *plans=streams*first ranks=*'
+    '*h=1000 t=4:2 *plans=one*graph=replayed epoch=first ranks=*')
+
+memcheck() { # memcheck NAME DEVICES PATTERNS...
+    local name=$1/memcheck/ranks=2 devices=$2
+    shift 2
+    if [ -z "$list" ] && ! command -v compute-sanitizer >/dev/null; then
+        echo "skip $name: there is no compute-sanitizer"
+        return 0
+    fi
+    row "$name" "$devices" 2 COFUSE_TIMEOUT=120 \
+        compute-sanitizer --tool memcheck --target-processes all --error-exitcode 9 \
+        build/cofuse check "$@" --device cuda --ranks 2
+}
 
 on_devices() { # on_devices NAME DEVICES LEAST_RANKS
     local name=$1 devices=$2 least=$3 ranks
@@ -139,19 +156,32 @@ on_devices() { # on_devices NAME DEVICES LEAST_RANKS
         check "$name/staged" "$devices" $ranks COFUSE_FORCE_STAGED=1 runtime
         check "$name/connections=1" "$devices" $ranks CUDA_DEVICE_MAX_CONNECTIONS=1 runtime
     done
-    if [ -n "$list" ] || command -v compute-sanitizer >/dev/null; then
-        row "$name/memcheck/ranks=2" "$devices" 2 COFUSE_TIMEOUT=120 \
-            compute-sanitizer --tool memcheck --target-processes all --error-exitcode 9 \
-            build/cofuse check "${small[@]}" --device cuda --ranks 2
-    else
-        echo "skip $name/memcheck/ranks=2: there is no compute-sanitizer"
-    fi
+    memcheck "$name" "$devices" "${small[@]}"
+}
+
+allreduce_on_devices() { # allreduce_on_devices NAME DEVICES LEAST_RANKS
+    local name=$1/allreduce_rmsnorm devices=$2 least=$3 ranks
+    for ranks in 1 2 4 8; do
+        [ $ranks -ge "$least" ] || continue
+        check "$name/shm" "$devices" $ranks '' allreduce_rmsnorm
+    done
+    for ranks in 2 4; do
+        check "$name/thread" "$devices" $ranks CUDA_DEVICE_MAX_CONNECTIONS=32 allreduce_rmsnorm \
+            --engine thread
+        check "$name/words" "$devices" $ranks COFUSE_TAGGED_UNITS=words allreduce_rmsnorm
+    done
+    check "$name/attach" "$devices" 2 '' allreduce_rmsnorm --engine attach
+    memcheck "$name" "$devices" "${small_allreduce[@]}"
 }
 
 row unit/cuda_world "$all" 2 '' build/tests/unit_cuda_world
 on_devices one "${visible[0]}" 1
+allreduce_on_devices one "${visible[0]}" 1
+row one/allreduce_rmsnorm/killed/ranks=2 "${visible[0]}" 2 '' build/tests/unit_cuda_allreduce
 if [ ${#visible[@]} -gt 1 ]; then
     on_devices all "$all" 2
+    allreduce_on_devices all "$all" 2
+    row all/allreduce_rmsnorm/killed/ranks=2 "$all" 2 '' build/tests/unit_cuda_allreduce
 fi
 [ -z "$list" ] || exit 0
 

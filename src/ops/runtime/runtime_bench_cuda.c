@@ -27,7 +27,8 @@ struct cuda_part {
     char *peers_data;
     uint64_t *own_word, *peers_word; /* of cof_signal; here rounds without it keep theirs */
     uint64_t n_rounds;               /* within kernels so far */
-    uint64_t *flags;                 /* pinned: STOP, STARTED, LATE */
+    uint64_t *flags;                 /* pinned: what STOP shall become, STARTED, LATE */
+    uint64_t *stop;                  /* device memory */
     float *sink;
     stream_value_fn write_value, wait_value;
 };
@@ -125,11 +126,21 @@ static cof_status enqueue_meeting(struct cofi_rb *b)
 
 /* ---- a busy device -------------------------------------------------------------------------- */
 
+/* By the copy engine, beside the kernel. */
+static cof_status set_stop(struct cuda_part *p, uint64_t value)
+{
+    p->flags[STOP] = value;
+    COF_CUDA(cudaMemcpyAsync(p->stop, &p->flags[STOP], sizeof *p->stop, cudaMemcpyHostToDevice,
+                             p->aside));
+    COF_CUDA(cudaStreamSynchronize(p->aside));
+    return COF_OK;
+}
+
 static cof_status start_busy(struct cuda_part *p)
 {
-    __atomic_store_n(&p->flags[STOP], 0, __ATOMIC_SEQ_CST);
+    COF_TRY(set_stop(p, 0));
     __atomic_store_n(&p->flags[STARTED], 0, __ATOMIC_SEQ_CST);
-    COF_CUDA(cofi_rb_launch_busy(&p->flags[STOP], &p->flags[STARTED], p->sink, p->busy));
+    COF_CUDA(cofi_rb_launch_busy(p->stop, &p->flags[STARTED], p->sink, p->busy));
     for (int64_t begin = cofi_now(); !__atomic_load_n(&p->flags[STARTED], __ATOMIC_SEQ_CST);)
         COF_FAIL_IF(cofi_now() - begin > start_limit_ns, COF_ERR_TIMEOUT,
                     "bench: the busy kernel did not start within 2 s");
@@ -138,7 +149,7 @@ static cof_status start_busy(struct cuda_part *p)
 
 static cof_status stop_busy(struct cuda_part *p)
 {
-    __atomic_store_n(&p->flags[STOP], 1, __ATOMIC_SEQ_CST);
+    COF_TRY(set_stop(p, 1));
     COF_CUDA(cudaStreamSynchronize(p->busy));
     return COF_OK;
 }
@@ -244,6 +255,7 @@ static cof_status open_streams(struct cuda_part *p)
                            cudaHostAllocMapped | cudaHostAllocPortable));
     for (int i = 0; i < N_FLAGS; i++)
         p->flags[i] = 0;
+    COF_CUDA(cudaMalloc((void **)&p->stop, sizeof *p->stop));
     COF_CUDA(cudaMalloc((void **)&p->sink, sizeof *p->sink));
     return COF_OK;
 }
@@ -338,6 +350,7 @@ void cofi_rb_cuda_close(struct cofi_rb *b)
     for (int i = 0; i < 3; i++)
         if (streams[i])
             cudaStreamDestroy(streams[i]);
+    cudaFree(p->stop);
     cudaFree(p->sink);
     cudaFree(b->local);
     cudaFreeHost(p->flags);

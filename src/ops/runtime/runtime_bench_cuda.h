@@ -32,8 +32,9 @@ struct cofi_rb_rounds {
 };
 cudaError_t cofi_rb_launch_rounds(const struct cofi_rb_rounds *rounds, cudaStream_t stream);
 
-/* Multiply-adds on all threads of all SMs, about a millisecond of them: blocks of 0.1 ms, and none
- * once *stop is not 0. *started becomes 1. Both are pinned host memory. */
+/* Multiply-adds on all threads of all SMs, about 0.2 s of them: blocks of 0.1 ms, and none once
+ * *stop is not 0. *started becomes 1. `stop` is device memory: every block reads it, and would keep
+ * the link to the host from what is timed. `started` is pinned host memory. */
 cudaError_t cofi_rb_launch_busy(const uint64_t *stop, uint64_t *started, float *sink,
                                 cudaStream_t stream);
 

@@ -3,7 +3,8 @@
 /* Kernels of `cofuse bench runtime`.
  *
  *   word       writer: the peer's rounds kernel, store_release_sys   reader: this rank's
- *   stop       the host                                              blocks of busy, at their start
+ *   stop       a copy of the host's into device memory               one thread of each block of
+ *                                                                    busy, at its start
  *   started    any block of busy                                     the host
  *   late       the one thread of rounds                              the host, after the stream
  *
@@ -70,7 +71,7 @@ cudaError_t cofi_rb_launch_rounds(const struct cofi_rb_rounds *rounds, cudaStrea
 extern "C" __global__ void __launch_bounds__(256)
 cofk_bench_busy(const uint64_t *stop, uint64_t *started, float *sink)
 {
-    const bool stops = cofd_load_acquire_sys(stop) != 0;
+    const bool stops = threadIdx.x == 0 && cofd_load_relaxed_sys(stop) != 0;
     float x = (float)threadIdx.x, y = x + 1, z = x + 2, w = x + 3;
     if (blockIdx.x == 0 && threadIdx.x == 0)
         cofd_store_release_sys(started, 1);

@@ -266,6 +266,10 @@ static cof_status set_epoch(cof_arena *arena, uint32_t value)
 
 /* ---- tables --------------------------------------------------------------------------------- */
 
+#define LINES(n) (UINT64_C(n) << 2 | COFI_LITMUS_LINE)
+#define WORDS(n) (UINT64_C(n) << 2 | COFI_LITMUS_WORD)
+#define HALVES(n) (UINT64_C(n) << 2 | COFI_LITMUS_HALVES)
+
 static const struct cofi_runtime_case cases[] = {
     {"case=put_get memory=device bytes=1", cofi_runtime_cuda_put_get, 1, 1, 0},
     {"case=put_get memory=device bytes=4099", cofi_runtime_cuda_put_get, 4099, 1, 0},
@@ -279,6 +283,11 @@ static const struct cofi_runtime_case cases[] = {
     {"case=streams", cofi_runtime_cuda_streams, 0, 2, 0},
     {"case=busy", cofi_runtime_cuda_busy, 0, 2, 0},
     {"case=tagged", cofi_runtime_cuda_tagged, 0, 2, 0},
+    {"case=litmus unit=line count=8", cofi_runtime_cuda_litmus, LINES(8), 1, 0},
+    {"case=litmus unit=line count=65536", cofi_runtime_cuda_litmus, LINES(65536), 1, 0},
+    {"case=litmus unit=word count=64", cofi_runtime_cuda_litmus, WORDS(64), 1, 0},
+    {"case=litmus unit=word count=524288", cofi_runtime_cuda_litmus, WORDS(524288), 1, 0},
+    {"case=litmus unit=halves count=64", cofi_runtime_cuda_litmus, HALVES(64), 1, 0},
     {"case=graph form=transfers", cofi_runtime_cuda_graph, 0, 1, 0},
     {"case=graph form=calls", cofi_runtime_cuda_graph_calls, 0, 1, 0},
     {"case=graph form=poison", cofi_runtime_cuda_graph_poison, 0, 2, COFI_CAP_WORLDS},

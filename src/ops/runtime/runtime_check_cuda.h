@@ -54,6 +54,31 @@ cudaError_t cofi_check_cuda_tagged(const struct cofd_binding *binding,
                                    struct cofi_cuda_tally *tally, uint64_t offset,
                                    uint32_t n_rounds, uint64_t timeout_ns, cudaStream_t stream);
 
+/* ---- units that arrive whole: runtime_check_litmus_kernels.cu ---- */
+
+struct cofi_litmus_counts {
+    uint64_t n_looks, n_changes, n_torn; /* looks: since the looking thread's first change */
+    uint64_t is_noted;                   /* the rest is of one torn unit */
+    uint64_t slot, tag, word;
+};
+
+/* `n_slots` of 16 bytes, a multiple of 32; zero at the beginning. */
+struct cofi_litmus {
+    uint64_t *out; /* of the rank that looks at it */
+    const uint64_t *in;
+    uint32_t n_slots;
+    uint64_t ns, n_looks; /* of the kernel; of a thread, at most */
+    struct cofi_litmus_counts *counts;
+};
+
+/* Of 128 bytes; of 16; of 16, stored half by half. */
+enum cofi_litmus_unit { COFI_LITMUS_LINE, COFI_LITMUS_WORD, COFI_LITMUS_HALVES };
+
+/* All blocks run at once. */
+const void *cofi_check_cuda_litmus_kernel(enum cofi_litmus_unit unit, int *n_threads_out);
+cudaError_t cofi_check_cuda_litmus(const struct cofi_litmus *litmus, enum cofi_litmus_unit unit,
+                                   int n_blocks, cudaStream_t stream);
+
 #ifdef __cplusplus
 }
 #else
@@ -136,6 +161,7 @@ cof_status cofi_runtime_cuda_message_passing(struct cofi_runtime *rt); /* arg: b
 cof_status cofi_runtime_cuda_streams(struct cofi_runtime *rt);
 cof_status cofi_runtime_cuda_busy(struct cofi_runtime *rt);
 cof_status cofi_runtime_cuda_tagged(struct cofi_runtime *rt);
+cof_status cofi_runtime_cuda_litmus(struct cofi_runtime *rt); /* arg: number << 2 | unit */
 cof_status cofi_runtime_cuda_graph(struct cofi_runtime *rt);
 cof_status cofi_runtime_cuda_graph_calls(struct cofi_runtime *rt);
 cof_status cofi_runtime_cuda_graph_poison(struct cofi_runtime *rt);
