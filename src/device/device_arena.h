@@ -79,10 +79,10 @@ struct cofd_call {
 
 struct cofd_grid_call {
     struct cofd_arena *arena;
+    int32_t rank, n_ranks;
+    uint64_t ordinal, words_offset; /* the binding's */
     struct cofd_binding *binding;
     char *slab[COFD_GRID_MAX_RANKS]; /* by rank */
-    uint64_t words_offset, ordinal;  /* the binding's */
-    int32_t rank, n_ranks;
     bool is_private; /* the arena's */
     bool announces;  /* that a rank has begun shows by its word; else by what it always sends */
     struct cofd_call call;

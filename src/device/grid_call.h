@@ -51,6 +51,7 @@ COFD_FN struct cofd_binding cofd_grid_binding(const struct cofd_grid *g)
     b.arena = g->c->arena;
     b.words_offset = g->c->words_offset;
     b.ordinal = g->c->ordinal;
+    COFD_ONE_BY_ONE
     for (int i = 0; i < COFI_NAME_WORDS; i++)
         b.name[i] = g->c->binding->name[i];
     b.epoch = g->epoch;

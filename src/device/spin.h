@@ -64,6 +64,7 @@ COFD_FN void cofd_fail(const struct cofd_wait *w, int status, uint64_t seen)
     cofd_store_relaxed_sys(&f->timeout_ns, w->options->timeout_ns);
     cofd_store_relaxed_sys(&f->digest, b ? b->digest : 0);
     cofd_store_relaxed_sys(&f->direction, b ? b->direction : 0);
+    COFD_ONE_BY_ONE
     for (int i = 0; i < COFI_NAME_WORDS; i++)
         cofd_store_relaxed_sys(&f->name[i], b ? b->name[i] : 0);
     COFD_ONE_BY_ONE

@@ -120,23 +120,16 @@ static void describe(const struct cofi_arn_plan *plan, char *text, size_t bytes)
 
 /* ---- plan ----------------------------------------------------------------------------------- */
 
-/* Few rows are done soonest by a thread for each slot of a row; many by smaller blocks, of which
- * more are on their way at a time. */
-enum { FEW_ROWS, MANY_ROWS, SHAPES };
-
-struct shape {
-    int n_threads, most_blocks;
-    size_t shared_bytes;
-};
-
 struct kernel {
     struct cofi_arn_choice choice;
-    struct shape shapes[SHAPES];
+    int most_blocks;
 };
 
 struct state {
     struct sizes sizes;
     struct kernel one_shot, two_shot;
+    int n_threads;
+    size_t shared_bytes;
     bool is_dependent; /* the device starts kernels before those before them have ended */
     struct cofi_arn_kernel arguments; /* what is the same in all calls */
 };
@@ -146,12 +139,12 @@ static int64_t round_up(int64_t n, int64_t to)
     return (n + to - 1) / to * to;
 }
 
-/* As many as slots or vectors, whichever are more, in so many turns at least that none has much more
- * to do than another. */
-static int choose_threads(const struct cofi_arn_plan *plan, const struct sizes *s, int64_t turns)
+/* As many as slots or vectors, whichever are more, in so few turns that none has much more to do
+ * than another. */
+static int choose_threads(const struct cofi_arn_plan *plan, const struct sizes *s)
 {
     int64_t n = most(s->x_slots, round_up(plan->params.hidden, 256) / 8);
-    turns = most(turns, (n + COFI_ARN_CUDA_THREADS - 1) / COFI_ARN_CUDA_THREADS);
+    int64_t turns = (n + COFI_ARN_CUDA_THREADS - 1) / COFI_ARN_CUDA_THREADS;
     return (int)round_up((n + turns - 1) / turns, 32);
 }
 
@@ -164,31 +157,18 @@ static size_t shared_bytes(const struct cofi_arn_plan *plan, const struct sizes 
     return (size_t)(n_threads * 8 + row) * sizeof(float);
 }
 
-static cof_status allow_shared(const struct cofi_arn_plan *plan, const void *entry, size_t bytes)
-{
-    struct cofi_cuda_scope scope;
-    COF_TRY(cofi_cuda_enter(plan->base.team->world->device->device, &scope));
-    cudaError_t error =
-        cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    cofi_cuda_leave(&scope);
-    COF_CUDA(error);
-    return COF_OK;
-}
-
-static cof_status open_kernel(const struct cofi_arn_plan *plan, const struct sizes *s,
+static cof_status open_kernel(const struct cofi_arn_plan *plan, const struct state *st,
                               struct kernel *k)
 {
     const void *entry = cofi_arn_kernel_of(&k->choice);
-    for (int i = 0; i < SHAPES; i++) {
-        struct shape *shape = &k->shapes[i];
-        shape->n_threads = choose_threads(plan, s, i == FEW_ROWS ? 1 : 2);
-        shape->shared_bytes = shared_bytes(plan, s, shape->n_threads);
-        if (i == FEW_ROWS) /* the larger one */
-            COF_TRY(allow_shared(plan, entry, shape->shared_bytes));
-        COF_TRY(cofi_cuda_max_blocks(plan->base.team, entry, shape->n_threads, shape->shared_bytes,
-                                     plan->params.max_ctas, &shape->most_blocks));
-    }
-    return COF_OK;
+    struct cofi_cuda_scope scope;
+    COF_TRY(cofi_cuda_enter(plan->base.team->world->device->device, &scope));
+    cudaError_t error = cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                             (int)st->shared_bytes);
+    cofi_cuda_leave(&scope);
+    COF_CUDA(error);
+    return cofi_cuda_max_blocks(plan->base.team, entry, st->n_threads, st->shared_bytes,
+                                plan->params.max_ctas, &k->most_blocks);
 }
 
 static void set_arguments(const struct cofi_arn_plan *plan, struct state *st)
@@ -237,6 +217,8 @@ static cof_status open_plan(struct cofi_arn_plan *plan)
     plan->state = st;
     st->sizes = sizes_of(plan);
     COF_TRY(check_device(plan, st));
+    st->n_threads = choose_threads(plan, &st->sizes);
+    st->shared_bytes = shared_bytes(plan, &st->sizes, st->n_threads);
     st->one_shot.choice = (struct cofi_arn_choice){
         .elem = elems[plan->elem],
         .has_lines = st->sizes.has_lines,
@@ -244,9 +226,9 @@ static cof_status open_plan(struct cofi_arn_plan *plan)
     st->two_shot.choice = st->one_shot.choice;
     st->two_shot.choice.is_two_shot = true;
     if (st->sizes.one_shot_rows)
-        COF_TRY(open_kernel(plan, &st->sizes, &st->one_shot));
+        COF_TRY(open_kernel(plan, st, &st->one_shot));
     if (st->sizes.two_shot_rows)
-        COF_TRY(open_kernel(plan, &st->sizes, &st->two_shot));
+        COF_TRY(open_kernel(plan, st, &st->two_shot));
     set_arguments(plan, st);
     return COF_OK;
 }
@@ -314,14 +296,12 @@ static cof_status enqueue(struct cofi_arn_plan *plan, const struct cofi_arn_call
             .sizes = {(uint64_t)call->n_tokens, (uint64_t)first, (uint64_t)call->x_source}};
         struct cofi_arn_kernel k = part_of(plan, call, first, n);
         int64_t n_groups = is_two_shot ? (n + plan->n_ranks - 1) / plan->n_ranks : n;
-        const struct shape *few = &kernel->shapes[FEW_ROWS], *many = &kernel->shapes[MANY_ROWS];
-        const struct shape *shape = n_groups <= few->most_blocks / 2 ? few : many;
         cofi_cuda_call_make(&plan->binding, &c, &k.call.call);
         k.call.announces = is_two_shot || !cofi_arn_has_digest(&kernel->choice);
         COFI_LAUNCH(a, stream, cofi_arn_launch(&kernel->choice, &k,
-                                               choose_blocks(n_groups, shape->most_blocks),
-                                               shape->n_threads, shape->shared_bytes,
-                                               st->is_dependent, stream));
+                                               choose_blocks(n_groups, kernel->most_blocks),
+                                               st->n_threads, st->shared_bytes, st->is_dependent,
+                                               stream));
     }
     return COF_OK;
 }

@@ -17,14 +17,9 @@ extern "C" {
 #define COFI_ARN_CUDA_MAX_HIDDEN 32768
 #define COFI_ARN_CUDA_THREADS 576 /* at most: the lines of a row of 4096 in bf16 at once */
 
-/* What is the same for all rows of a call; by value. */
+/* What is the same for all rows of a call; by value. What every row needs comes first: a kernel
+ * fetches its arguments line by line. */
 struct cofi_arn_kernel {
-    struct cofd_grid_call call;
-    /* In the slabs: rows of x by half, writer and row, then rows of sums by half and row. A row
-     * takes x_slots or sum_slots slots of 16 bytes. */
-    uint64_t tagged, x_half, x_writer, sums, sum_half; /* bytes */
-    uint32_t x_slots, sum_slots;
-
     const char *x, *residual, *weight; /* residual, weight: NULL where there is none */
     char *residual_out, *norm_out;     /* likewise */
     int64_t x_pitch, residual_pitch, residual_out_pitch, norm_out_pitch; /* bytes */
@@ -34,6 +29,11 @@ struct cofi_arn_kernel {
     bool x_aligned; /* rows at multiples of 8 bytes; what follows: of 16 */
     bool residual_aligned, weight_aligned, residual_out_aligned, norm_out_aligned;
     bool only_one_half, no_beginning_wait; /* negative controls */
+    /* In the slabs: rows of x by half, writer and row, then rows of sums by half and row. A row
+     * takes x_slots or sum_slots slots of 16 bytes. */
+    uint32_t x_slots, sum_slots;
+    uint64_t tagged, x_half, x_writer, sums, sum_half; /* bytes */
+    struct cofd_grid_call call;
 };
 
 enum cofi_arn_elem_cuda { COFI_ARN_BF16, COFI_ARN_F16, COFI_ARN_F32, COFI_ARN_ELEMS };

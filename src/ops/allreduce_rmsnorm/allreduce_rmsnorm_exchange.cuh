@@ -76,22 +76,37 @@ COFK_INLINE struct cofd_slot cofk_load_slot(const struct cofi_arn_kernel &k, con
     return s;
 }
 
+/* This thread's first slot, of a row that is pushed next: to be loaded before something else is
+ * waited for. */
+template <class Code, class Elem>
+COFK_INLINE struct cofd_slot cofk_first_slot(const struct cofi_arn_kernel &k, const char *row)
+{
+    struct cofd_slot s = {{0, 0, 0, 0}};
+    return threadIdx.x < k.x_slots ? cofk_load_slot<Code, Elem>(k, row, threadIdx.x) : s;
+}
+
+COFK_INLINE int cofk_peer(const struct cofi_arn_kernel &k, int i)
+{
+    const int peer = k.call.rank + i;
+    return peer < k.call.n_ranks ? peer : peer - k.call.n_ranks;
+}
+
 /* A row of x, by all threads, to one rank or to all others. */
 template <class Code, class Elem>
 COFK_INLINE void cofk_push_row(const struct cofi_arn_kernel &k, uint32_t epoch, const char *row,
-                               int64_t to_row, int to)
+                               struct cofd_slot first, int64_t to_row, int to)
 {
+    const uint64_t tag = cofk_tag(k, epoch);
 #pragma unroll 1
     for (uint32_t slot = threadIdx.x; slot < k.x_slots; slot += blockDim.x) {
-        const struct cofd_slot s = cofk_load_slot<Code, Elem>(k, row, slot);
+        const struct cofd_slot s =
+            slot == threadIdx.x ? first : cofk_load_slot<Code, Elem>(k, row, slot);
         if (to >= 0) {
-            Code::store(cofk_x_row(k, to, epoch, k.call.rank, to_row), slot, &s, cofk_tag(k, epoch));
+            Code::store(cofk_x_row(k, to, epoch, k.call.rank, to_row), slot, &s, tag);
             continue;
         }
-        for (int i = 1; i < k.call.n_ranks; i++) {
-            const int peer = k.call.rank + i < k.call.n_ranks ? k.call.rank + i : k.call.rank + i - k.call.n_ranks;
-            Code::store(cofk_x_row(k, peer, epoch, k.call.rank, to_row), slot, &s, cofk_tag(k, epoch));
-        }
+        for (int i = 1; i < k.call.n_ranks; i++)
+            Code::store(cofk_x_row(k, cofk_peer(k, i), epoch, k.call.rank, to_row), slot, &s, tag);
     }
 }
 
@@ -139,16 +154,23 @@ COFK_INLINE void cofk_keep_slot(float *sums, uint32_t slot, const float from[4 *
 {
     float *to = sums + Code::offset(slot) / 4 * Elem::per_word;
     const uint32_t n = Code::n_words(slot) * Elem::per_word;
-    const bool has_pairs = Elem::per_word == 2 || Code::offset_unit == 8; /* `to` is even */
+    const bool has_fours = Elem::per_word == 2 && Code::offset_unit == 8; /* so aligned is `to` */
+    const bool has_pairs = Elem::per_word == 2 || Code::offset_unit == 8;
 #pragma unroll
-    for (uint32_t i = 0; i < 4 * Elem::per_word; i += 2)
-        if (has_pairs && i + 1 < n) {
-            *(float2 *)(to + i) = make_float2(from[i], from[i + 1]);
+    for (uint32_t i = 0; i < 4 * Elem::per_word; i += 4)
+        if (has_fours && i < n) {
+            *(float4 *)(to + i) = make_float4(from[i], from[i + 1], from[i + 2], from[i + 3]);
         } else {
-            if (i < n)
-                to[i] = from[i];
-            if (i + 1 < n)
-                to[i + 1] = from[i + 1];
+#pragma unroll
+            for (uint32_t j = i; j < i + 4; j += 2)
+                if (has_pairs && j + 1 < n) {
+                    *(float2 *)(to + j) = make_float2(from[j], from[j + 1]);
+                } else {
+                    if (j < n)
+                        to[j] = from[j];
+                    if (j + 1 < n)
+                        to[j + 1] = from[j + 1];
+                }
         }
 }
 
@@ -297,10 +319,9 @@ COFK_INLINE void cofk_push_sums(const struct cofi_arn_kernel &k, uint32_t epoch,
                     pair[j] = sums[element + i * Elem::per_word + j];
             s.word[i] = Elem::pack(pair);
         }
-        for (int i = 1; i < k.call.n_ranks; i++) {
-            const int peer = k.call.rank + i < k.call.n_ranks ? k.call.rank + i : k.call.rank + i - k.call.n_ranks;
-            Code::store(cofk_sum_row(k, peer, epoch, row), slot, &s, cofk_tag(k, epoch));
-        }
+        for (int i = 1; i < k.call.n_ranks; i++)
+            Code::store(cofk_sum_row(k, cofk_peer(k, i), epoch, row), slot, &s,
+                        cofk_tag(k, epoch));
     }
 }
 

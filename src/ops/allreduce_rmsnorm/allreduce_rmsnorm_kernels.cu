@@ -47,7 +47,6 @@ COFK_INLINE float *cofk_sums(void)
     return cofk_shared + blockDim.x * COFK_VECTOR;
 }
 
-template <class Elem>
 COFK_INLINE void cofk_open(const struct cofi_arn_kernel &k, struct cofd_grid *g,
                            struct cofk_memory *memory)
 {
@@ -57,8 +56,16 @@ COFK_INLINE void cofk_open(const struct cofi_arn_kernel &k, struct cofd_grid *g,
         memory->missing.first = memory->missing.last = UINT32_MAX;
     cofd_wait_earlier_kernels();
     *g = {&k.call, 0};
-    if (k.weight && cofk_is_in_row(k, (int)threadIdx.x))
-        cofk_load_weight<Elem>(k, (int)threadIdx.x, cofk_weight());
+}
+
+/* Once, while the first rows are on their way. */
+template <class Elem> COFK_INLINE void cofk_keep_weight(const struct cofi_arn_kernel &k)
+{
+    __align__(16) float w[COFK_VECTOR];
+    if (!k.weight || !cofk_is_in_row(k, (int)threadIdx.x))
+        return;
+    cofk_load_weight<Elem>(k, (int)threadIdx.x, w);
+    cofk_copy_vector(cofk_weight(), w);
 }
 
 /* The first vector's, before the row is waited for. */
@@ -99,22 +106,26 @@ cofk_arn_one_shot(const __grid_constant__ struct cofi_arn_kernel k)
     __shared__ struct cofk_memory memory;
     struct cofd_grid g;
     const int step = (int)gridDim.x;
-    int row = (int)blockIdx.x;
-    cofk_open<Elem>(k, &g, &memory);
+    const int to = has_pair ? 1 - k.call.rank : COFD_ALL_OTHERS;
+    int row = (int)blockIdx.x; /* there are no more blocks than rows */
+    cofk_open(k, &g, &memory);
+    const struct cofd_slot first = cofk_first_slot<Code, Elem>(k, k.x + row * k.x_pitch);
     bool is_alive = cofd_grid_begin(&g);
     if (is_alive && blockIdx.x == 0 && k.call.announces)
         cofd_grid_announce(&g);
-    if (is_alive && row < k.n_tokens)
-        cofk_push_row<Code, Elem>(k, g.epoch, k.x + row * k.x_pitch, row, COFD_ALL_OTHERS);
+    if (is_alive)
+        cofk_push_row<Code, Elem>(k, g.epoch, k.x + row * k.x_pitch, first, row, to);
+    cofk_keep_weight<Elem>(k);
     is_alive = cofd_block_all(is_alive);
     if (is_alive && threadIdx.x == 0)
         cofd_grid_arrive(&g);
     while (is_alive && row < k.n_tokens) {
         for (; row < k.n_tokens; row += step) {
             const struct cofk_vector<Elem> residual = cofk_prefetch<Elem>(k, row);
+            const char *next = k.x + (row + step) * k.x_pitch;
             if (row + step < k.n_tokens) /* after a long wait once more: the same bytes */
-                cofk_push_row<Code, Elem>(k, g.epoch, k.x + (row + step) * k.x_pitch, row + step,
-                                          COFD_ALL_OTHERS);
+                cofk_push_row<Code, Elem>(k, g.epoch, next, cofk_first_slot<Code, Elem>(k, next),
+                                          row + step, to);
             const struct cofk_sum_of_x<Code, Elem, has_pair> take = {k.x + row * k.x_pitch, row};
             if (!cofd_block_all(take(k, g.epoch, cofk_sums(), &memory.missing)))
                 break;
@@ -142,7 +153,9 @@ COFK_INLINE void cofk_push_group(const struct cofi_arn_kernel &k, uint32_t epoch
     for (int owner = 0; owner < k.call.n_ranks; owner++) {
         const int64_t row = cofk_group_row(k, group, owner);
         if (owner != k.call.rank && row < k.n_tokens)
-            cofk_push_row<Code, Elem>(k, epoch, k.x + row * k.x_pitch, group, owner);
+            cofk_push_row<Code, Elem>(
+                k, epoch, k.x + row * k.x_pitch,
+                cofk_first_slot<Code, Elem>(k, k.x + row * k.x_pitch), group, owner);
     }
 }
 
@@ -176,12 +189,13 @@ cofk_arn_two_shot(const __grid_constant__ struct cofi_arn_kernel k)
     const int n = k.call.n_ranks, per_wave = (int)gridDim.x * n;
     const int n_items = ((k.n_tokens + per_wave - 1) / per_wave + 1) * n;
     int item = 0, pushed = 0; /* pushed: waves */
-    cofk_open<Elem>(k, &g, &memory);
+    cofk_open(k, &g, &memory);
     bool is_alive = cofd_grid_begin(&g);
     if (is_alive && blockIdx.x == 0 && k.call.announces)
         cofd_grid_announce(&g);
     if (is_alive)
         cofk_push_group<Code, Elem>(k, g.epoch, blockIdx.x);
+    cofk_keep_weight<Elem>(k);
     is_alive = cofd_block_all(is_alive);
     if (is_alive && threadIdx.x == 0)
         cofd_grid_arrive(&g);

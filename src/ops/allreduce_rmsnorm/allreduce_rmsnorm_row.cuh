@@ -228,15 +228,27 @@ COFK_INLINE bool cofk_is_in_row(const struct cofi_arn_kernel &k, int v)
     return v * COFK_VECTOR < k.hidden;
 }
 
+/* To or from shared memory: in two accesses. */
+COFK_INLINE void cofk_copy_vector(float *to, const float *from)
+{
+#pragma unroll
+    for (int j = 0; j < COFK_VECTOR; j += 4)
+        *(float4 *)(to + j) = *(const float4 *)(from + j);
+}
+
 /* z of a vector from its sums; its part of the segment's squares. */
 template <class Elem>
 COFK_INLINE void cofk_make_z(const struct cofi_arn_kernel &k, int64_t row, int v,
                              const float *sums, const struct cofk_vector<Elem> &residual,
                              float *segment, float z[COFK_VECTOR])
 {
+    if ((v + 1) * COFK_VECTOR <= k.hidden) {
+        cofk_copy_vector(z, sums + v * COFK_VECTOR);
+    } else {
 #pragma unroll
-    for (int j = 0; j < COFK_VECTOR; j++)
-        z[j] = v * COFK_VECTOR + j < k.hidden ? sums[v * COFK_VECTOR + j] : 0.0f;
+        for (int j = 0; j < COFK_VECTOR; j++)
+            z[j] = v * COFK_VECTOR + j < k.hidden ? sums[v * COFK_VECTOR + j] : 0.0f;
+    }
     if (cofk_is_in_row(k, v))
         cofk_add_residual<Elem>(k, row, v, residual, z);
     const float sum = cofk_sum_squares(z);
@@ -264,31 +276,30 @@ COFK_INLINE void cofk_finish_row(const struct cofi_arn_kernel &k, int64_t row, f
 {
     const int v = (int)threadIdx.x, step = (int)blockDim.x;
     const int end = (k.hidden + COFK_SEGMENT - 1) / COFK_SEGMENT * (COFK_SEGMENT / COFK_VECTOR);
-    float z[COFK_VECTOR];
+    __align__(16) float z[COFK_VECTOR];
     cofk_make_z<Elem>(k, row, v, sums, residual, segment, z);
 #pragma unroll 1
     for (int u = v + step; u < end; u += step) {
         struct cofk_vector<Elem> next;
-        float more[COFK_VECTOR];
+        __align__(16) float more[COFK_VECTOR];
         if (k.residual && cofk_is_in_row(k, u))
             next = cofk_load_residual<Elem>(k, row, u);
         cofk_make_z<Elem>(k, row, u, sums, next, segment, more);
-#pragma unroll
-        for (int j = 0; j < COFK_VECTOR; j++)
-            sums[u * COFK_VECTOR + j] = more[j];
+        cofk_copy_vector(sums + u * COFK_VECTOR, more);
     }
     __syncthreads();
     if (!k.norm_out)
         return;
     const float inverse = cofk_inverse_rms(k, segment);
-    if (cofk_is_in_row(k, v))
-        cofk_store_norm<Elem>(k, row, v, inverse, z, weight);
+    if (cofk_is_in_row(k, v)) {
+        __align__(16) float w[COFK_VECTOR];
+        cofk_copy_vector(w, weight);
+        cofk_store_norm<Elem>(k, row, v, inverse, z, w);
+    }
 #pragma unroll 1
     for (int u = v + step; cofk_is_in_row(k, u); u += step) {
-        float more[COFK_VECTOR], w[COFK_VECTOR];
-#pragma unroll
-        for (int j = 0; j < COFK_VECTOR; j++)
-            more[j] = sums[u * COFK_VECTOR + j];
+        __align__(16) float more[COFK_VECTOR], w[COFK_VECTOR];
+        cofk_copy_vector(more, sums + u * COFK_VECTOR);
         cofk_load_weight<Elem>(k, u, w);
         cofk_store_norm<Elem>(k, row, u, inverse, more, w);
     }
