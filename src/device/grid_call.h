@@ -119,7 +119,7 @@ COFD_FN bool cofd_grid_begin(struct cofd_grid *g)
     return is_alive;
 }
 
-/* One thread of the block, at any time after all of it have begun, before its end. */
+/* One thread of the block, when all of it have begun. */
 COFD_FN void cofd_grid_arrive(const struct cofd_grid *g)
 {
     struct cofd_binding *b = g->c->binding;

@@ -83,8 +83,6 @@ template <class Elem>
 COFK_INLINE void cofk_close(const struct cofi_arn_kernel &k, const struct cofd_grid &g,
                             bool is_alive, int row, int step)
 {
-    if (is_alive && threadIdx.x == 0) /* so late, for here its way there and back costs nothing */
-        cofd_grid_arrive(&g);
     if (is_alive && blockIdx.x == 0 && k.call.announces && !k.no_beginning_wait &&
         !cofd_grid_wait_announced(g)) {
         is_alive = false; /* rows of another call, it may be: of all blocks */
@@ -119,6 +117,8 @@ cofk_arn_one_shot(const __grid_constant__ struct cofi_arn_kernel k)
         cofk_push_row<Code, Elem>(k, g.epoch, k.x + row * k.x_pitch, first, row, to);
     cofk_keep_weight<Elem>(k);
     is_alive = cofd_block_all(is_alive);
+    if (is_alive && threadIdx.x == 0)
+        cofd_grid_arrive(&g);
     while (is_alive && row < k.n_tokens) {
         for (; row < k.n_tokens; row += step) {
             const struct cofk_vector<Elem> residual = cofk_prefetch<Elem>(k, row);
@@ -197,6 +197,8 @@ cofk_arn_two_shot(const __grid_constant__ struct cofi_arn_kernel k)
         cofk_push_group<Code, Elem>(k, g.epoch, blockIdx.x);
     cofk_keep_weight<Elem>(k);
     is_alive = cofd_block_all(is_alive);
+    if (is_alive && threadIdx.x == 0)
+        cofd_grid_arrive(&g);
     while (is_alive && item < n_items) {
         for (; item < n_items; item++) {
             const int wave = item / n, other = item % n;
