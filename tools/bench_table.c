@@ -19,10 +19,11 @@ static const char *number(char text[24], const char *format, double value, bool 
     return text;
 }
 
-/* Operations of microseconds, with a table of their own. */
-static bool is_runtime(const struct cofi_bench_result *r)
+/* Calls of microseconds, with a table of their own: of the runtime, and those on devices that
+ * mostly move data. */
+static bool is_short(const struct cofi_bench_result *r)
 {
-    return !strncmp(r->line, "runtime ", 8);
+    return !strncmp(r->line, "runtime ", 8) || (r->devices > 0 && r->flops == 0);
 }
 
 struct row {
@@ -63,7 +64,7 @@ static const char *device_count(char text[24], const struct cofi_bench_result *r
     return r->devices ? text : "-";
 }
 
-static void print_runtime(const struct cofi_bench_report *report, int idx)
+static void print_short(const struct cofi_bench_report *report, int idx)
 {
     const struct cofi_bench_result *r = &report->results[idx];
     char rate[24], devices[24];
@@ -91,8 +92,8 @@ static void print_row(const struct cofi_bench_report *report, const struct cofi_
 void cofi_bench_table_print(const struct cofi_bench_report *report, int first)
 {
     for (int i = first; i < report->n_results; i++) {
-        if (is_runtime(&report->results[i])) {
-            print_runtime(report, i);
+        if (is_short(&report->results[i])) {
+            print_short(report, i);
             continue;
         }
         if (begins_case(report, i))
@@ -143,7 +144,7 @@ static void print_markdown_operators(const struct cofi_bench_report *report)
            "| spread | GFLOP/s | of yardstick | of 1 rank | plan ms |\n"
            "|---|---|---|---|---|---|---|---|---|---|---|---|---|\n");
     for (int i = 0; i < report->n_results; i++)
-        if (!is_runtime(&report->results[i]))
+        if (!is_short(&report->results[i]))
             print_markdown_row(report, i);
 }
 
@@ -154,7 +155,7 @@ static void print_markdown_runtime(const struct cofi_bench_report *report)
     for (int i = 0; i < report->n_results; i++) {
         const struct cofi_bench_result *r = &report->results[i];
         char rate[24], devices[24];
-        if (!is_runtime(r))
+        if (!is_short(r))
             continue;
         printf("| %s | %s | %s | %d | %s | %s | %.2f | %.2f | %.2f | %.1f%% | %s |\n",
                begins_case(report, i) ? r->line : "", r->direction, r->engine, r->ranks,
@@ -167,7 +168,7 @@ void cofi_bench_table_markdown(const struct cofi_bench_report *report)
 {
     int n_runtime = 0;
     for (int i = 0; i < report->n_results; i++)
-        n_runtime += is_runtime(&report->results[i]);
+        n_runtime += is_short(&report->results[i]);
     print_markdown_machine(report);
     if (n_runtime < report->n_results)
         print_markdown_operators(report);

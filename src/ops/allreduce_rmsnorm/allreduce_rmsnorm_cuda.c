@@ -157,6 +157,13 @@ static size_t shared_bytes(const struct cofi_arn_plan *plan, const struct sizes 
     return (size_t)(n_threads * 8 + row) * sizeof(float);
 }
 
+/* Blocks of a call do not wait for each other, but each for its peers': some room stays free for
+ * those of another plan, which may have come first on another rank and fill the device there. */
+static int leave_room(int n_blocks)
+{
+    return n_blocks - (n_blocks + 31) / 32 > 1 ? n_blocks - (n_blocks + 31) / 32 : 1;
+}
+
 static cof_status open_kernel(const struct cofi_arn_plan *plan, const struct state *st,
                               struct kernel *k)
 {
@@ -167,8 +174,11 @@ static cof_status open_kernel(const struct cofi_arn_plan *plan, const struct sta
                                              (int)st->shared_bytes);
     cofi_cuda_leave(&scope);
     COF_CUDA(error);
-    return cofi_cuda_max_blocks(plan->base.team, entry, st->n_threads, st->shared_bytes,
-                                plan->params.max_ctas, &k->most_blocks);
+    COF_TRY(cofi_cuda_max_blocks(plan->base.team, entry, st->n_threads, st->shared_bytes,
+                                 plan->params.max_ctas, &k->most_blocks));
+    if (plan->params.max_ctas == 0)
+        k->most_blocks = leave_room(k->most_blocks);
+    return COF_OK;
 }
 
 static void set_arguments(const struct cofi_arn_plan *plan, struct state *st)
