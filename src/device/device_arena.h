@@ -72,8 +72,8 @@ struct cofd_call {
     struct cofd_wait_options meet, reset, end_ack; /* of the waits at the beginning of a call */
 };
 
-/* A call that one kernel of several blocks makes (grid_call.h). By value, with what the kernel would
- * else load from memory, one address after the other, before its first store. */
+/* A call that one kernel of several blocks makes (grid_call.h). By value, with what the kernel
+ * would else load from memory, one address after the other, before its first store. */
 #define COFD_GRID_PURPOSES 2 /* of its plan */
 #define COFD_GRID_MAX_RANKS 16
 
