@@ -20,7 +20,8 @@ def _add_norm(total, residual, weight):
     return z, F.rms_norm(z, weight.shape, weight, EPS)
 
 
-_compiled_add_norm = torch.compile(_add_norm)
+# For each T anew: a kernel of any T would be another rival, and one more compilation.
+_compiled_add_norm = torch.compile(_add_norm, dynamic=False)
 
 
 class Buffers:
@@ -125,6 +126,7 @@ class Eager:
 def make_contenders(team, group, buffers, options):
     """{name: contender}, in the order in which they take turns."""
     first, *more = options["algorithms"].split(",")
+    torch.compiler.reset()  # there is a limit to how often one function is compiled
 
     def ours(algorithm):
         return lambda: Cofuse(team, buffers, options, algorithm)
