@@ -41,7 +41,7 @@ enum { READY_EVEN, READY_ODD, SUMS, ACK, PURPOSES };
 #define PART_BYTES (INT64_C(1) << 20)
 /* Above so many bytes of x, and with more than two ranks, two shots. Of 512 KiB they take 0.67 ms
  * against 0.74 with 4 ranks, 1.9 against 2.4 with 8, of 8 MiB 13.6 against 15.5, 29.7 against 41
- * (two cores of an EPYC with AVX-512). */
+ * (two cores of an EPYC, AVX2). */
 #define ONE_SHOT_BYTES (INT64_C(1) << 17)
 /* Bytes of rows that a task takes. */
 #define TASK_BYTES (INT64_C(1) << 15)
