@@ -1,9 +1,9 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
 /* Rows that carry their own signal: in every unit that arrives as a whole lies the tag of the call,
- * its epoch, and in lines the digest of its sizes. A reader that sees the tag has the unit's data, no
- * order between units is needed, and there is neither fence nor flag. A unit is written again only
- * when its reader is known to have left it; tag 0 is none (epoch 0 is never used).
+ * its epoch, and in lines the digest of its sizes. A reader that sees the tag has the unit's data,
+ * no order between units is needed, and there is neither fence nor flag. A unit is written again
+ * only when its reader is known to have left it; tag 0 is none (epoch 0 is never used).
  *
  *   cofd_lines   128-byte lines, 120 bytes of data: stored by one instruction of eight neighbouring
  *                threads, 16 bytes each, and loaded so. No memory model says that such a line
