@@ -14,8 +14,8 @@
  * told, and nobody ends well with rows of another T or call.
  *
  * So it is where units are 16-byte words, whose tag is the epoch alone. The tag of a 128-byte line
- * has T as well, and no signal words are sent (DIGEST_IN_UNITS): every call has a row of every peer,
- * by whose tag it has seen that the peer began, and with which T.
+ * has T as well, and no signal words are sent (DIGEST_IN_UNITS): every call takes a row of every
+ * peer, whose tag tells that the peer has begun, and with which T.
  *
  * With TURN all agree and calls go on for ever: epochs run from 1 to TURN - 1 (2^32 - 1 in the
  * source), and at the first epoch of a quarter all meet, set their words to 0 and meet again. The

@@ -166,13 +166,13 @@ static void print_markdown_runtime(const struct cofi_bench_report *report)
 
 void cofi_bench_table_markdown(const struct cofi_bench_report *report)
 {
-    int n_runtime = 0;
+    int n_short = 0;
     for (int i = 0; i < report->n_results; i++)
-        n_runtime += is_short(&report->results[i]);
+        n_short += is_short(&report->results[i]);
     print_markdown_machine(report);
-    if (n_runtime < report->n_results)
+    if (n_short < report->n_results)
         print_markdown_operators(report);
-    if (n_runtime > 0)
+    if (n_short > 0)
         print_markdown_runtime(report);
     for (int i = 0; i < report->n_failures; i++) {
         printf("| ");
