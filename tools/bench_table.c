@@ -148,7 +148,7 @@ static void print_markdown_operators(const struct cofi_bench_report *report)
             print_markdown_row(report, i);
 }
 
-static void print_markdown_runtime(const struct cofi_bench_report *report)
+static void print_markdown_short(const struct cofi_bench_report *report)
 {
     printf("\n| case | call | engine | ranks | devices | staged | median us | p90 us | min us "
            "| spread | GB/s each |\n|---|---|---|---|---|---|---|---|---|---|---|\n");
@@ -173,7 +173,7 @@ void cofi_bench_table_markdown(const struct cofi_bench_report *report)
     if (n_short < report->n_results)
         print_markdown_operators(report);
     if (n_short > 0)
-        print_markdown_runtime(report);
+        print_markdown_short(report);
     for (int i = 0; i < report->n_failures; i++) {
         printf("| ");
         print_cell(report->failures[i].key);
