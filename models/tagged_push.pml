@@ -13,6 +13,10 @@
  * agree never fail; at a disagreement all fail, each by itself and in that call: nobody needs to be
  * told, and nobody ends well with rows of another T or call.
  *
+ * So it is where units are 16-byte words, whose tag is the epoch alone. The tag of a 128-byte line
+ * has T as well, and no signal words are sent (DIGEST_IN_UNITS): every call takes a row of every
+ * peer, whose tag tells that the peer has begun, and with which T.
+ *
  * With TURN all agree and calls go on for ever: epochs run from 1 to TURN - 1 (2^32 - 1 in the
  * source), and at the first epoch of a quarter all meet, set their words to 0 and meet again. The
  * tag of a row that a smaller T left out would otherwise be found a turn later. The last and the
@@ -24,6 +28,10 @@
  * check: holds AT_ONCE P=3 CALLS=2 ROWS=2
  * check: holds P=2 TURN=16 ROWS=2
  * check: holds AT_ONCE P=3 TURN=8 ROWS=2
+ * check: holds DIGEST_IN_UNITS P=2 CALLS=4 ROWS=2
+ * check: holds DIGEST_IN_UNITS P=3 CALLS=3 ROWS=1
+ * check: holds AT_ONCE DIGEST_IN_UNITS P=3 CALLS=2 ROWS=2
+ * check: holds DIGEST_IN_UNITS P=2 TURN=16 ROWS=2
  * check: refuted ONE_HALF P=2 CALLS=2 ROWS=1
  * check: refuted SIGNAL_WITHOUT_HALF P=2 CALLS=2 ROWS=1
  * check: refuted ONE_HALF AT_LEAST P=2 CALLS=2 ROWS=1
@@ -31,7 +39,10 @@
  * check: refuted NO_DIGEST P=2 CALLS=1 ROWS=2
  * check: refuted NO_RESET P=2 TURN=16 ROWS=2
  * check: refuted RESET_SIGNALS_ONLY P=2 TURN=16 ROWS=2
- * check: refuted ONE_ROUND_RESET P=2 TURN=16 ROWS=2 */
+ * check: refuted ONE_ROUND_RESET P=2 TURN=16 ROWS=2
+ * check: refuted DIGEST_IN_UNITS ONE_HALF P=2 CALLS=2 ROWS=1
+ * check: refuted DIGEST_IN_UNITS NO_DIGEST P=2 CALLS=1 ROWS=2
+ * check: refuted DIGEST_IN_UNITS NO_RESET P=2 TURN=16 ROWS=2 */
 
 #define PEER(r, i) (((r) + (i)) % P)
 #define CALL(r, c) ((r) * (CALLS + 1) + (c))
@@ -75,7 +86,14 @@ byte value[N_WORDS], sent_value[N_WORDS];
 #define SIGNAL_VALUE(e, t) (t)
 #define ROW_VALUE(e, t) ((t) + 4 * (e))
 #endif
-#define T_OF(signal) (value[signal] & 3)
+#define T_OF(w) (value[w] & 3)
+#ifdef DIGEST_IN_UNITS
+#define ROW_DIFFERS(t, w) DIFFERS(t, T_OF(w))
+#define FIRST_SIGNAL P /* there is none to wait for */
+#else
+#define ROW_DIFFERS(t, w) false
+#define FIRST_SIGNAL 1
+#endif
 
 inline send(w, e_, value_)
 {
@@ -92,14 +110,16 @@ inline push(e, t)
 {
     d_step {
         for (i : 1 .. P - 1) {
+#ifndef DIGEST_IN_UNITS
             send(SIGNAL(PEER(r, i), r, e), e, SIGNAL_VALUE(e, t));
+#endif
             for (row : 1 .. t) {
                 send(ROW(PEER(r, i), r, e, row), e, ROW_VALUE(e, t))
             }
         }
         i = 1;
         row = 1;
-        n_signals = 1;
+        n_signals = FIRST_SIGNAL;
         wrong = false
     }
 }
@@ -255,11 +275,16 @@ proctype rank(byte r)
         do
         :: d_step {
                 i < P && IS_THERE(ROW(r, PEER(r, i), e, row), e) ->
+                agree = !ROW_DIFFERS(size[CALL(r, e)], ROW(r, PEER(r, i), e, row));
                 wrong = wrong || value[ROW(r, PEER(r, i), e, row)] !=
                                      ROW_VALUE(e, size[CALL(r, e)]);
                 i = (row == size[CALL(r, e)] -> i + 1 : i);
                 row = (row == size[CALL(r, e)] -> 1 : row + 1)
-            }
+            };
+            if
+            :: agree
+            :: else -> goto ended_badly
+            fi
         :: d_step {
                 n_signals < P && IS_THERE(SIGNAL(r, PEER(r, n_signals), e), e) ->
                 agree = !DIFFERS(size[CALL(r, e)], T_OF(SIGNAL(r, PEER(r, n_signals), e)));

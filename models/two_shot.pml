@@ -16,10 +16,14 @@
  * by unit: who has waited long for a unit looks at all of the row again, and may push its own once
  * more (PUSH_AGAIN: in one call of each rank, whichever).
  *
+ * DIGEST_IN_UNITS is the code where units are 128-byte lines: the tag of each has the digest too,
+ * and calls of ONE_SHOT, which have a row of every peer, send no signal words. A rank that expects
+ * words from one that sends none is told of the disagreement by it: the poison of an arena.
+ *
  * The kind of each call, algorithm and T, is free and the same on all ranks, or each rank's own
- * (DISAGREE). No deadline passes, and nobody tells another of a failure. Ranks that agree never
- * fail; at a disagreement all fail, each by itself and in that call; nobody ends well with data of
- * another call or kind.
+ * (DISAGREE). No deadline passes, and nobody tells another of a failure (but see above). Ranks that
+ * agree never fail; at a disagreement all fail, each by itself and in that call; nobody ends well
+ * with data of another call or kind.
  *
  * Sums need no second half: who stores those of call n + 1 has the x of all ranks, so all have
  * begun n + 1, and have left n with its sums (SUMS_IN_ONE_HALF; with AT_ONCE, where data is there
@@ -40,10 +44,17 @@
  * check: holds ONLY_TWO_SHOT X_IN_ONE_HALF SUMS_IN_ONE_HALF P=2 CALLS=5
  * check: holds AT_ONCE ONLY_TWO_SHOT X_IN_ONE_HALF SUMS_IN_ONE_HALF P=3 CALLS=3
  * check: holds AT_ONCE NO_SIGNAL_WORDS P=3 CALLS=3
+ * check: holds DIGEST_IN_UNITS P=2 CALLS=3
+ * check: holds AT_ONCE DIGEST_IN_UNITS P=3 CALLS=3
+ * check: holds DIGEST_IN_UNITS DISAGREE P=2 CALLS=2
+ * check: holds AT_ONCE DIGEST_IN_UNITS DISAGREE P=3 CALLS=1
  * check: refuted NO_SIGNAL_WORDS DISAGREE ONLY_TWO_SHOT P=3 CALLS=1
  * check: refuted NO_SIGNAL_WORDS DISAGREE P=2 CALLS=1
  * check: refuted NO_DIGEST DISAGREE P=2 CALLS=1
  * check: refuted X_IN_ONE_HALF P=2 CALLS=2
+ * check: refuted DIGEST_IN_UNITS X_IN_ONE_HALF P=2 CALLS=2
+ * check: refuted DIGEST_IN_UNITS NO_DIGEST DISAGREE P=2 CALLS=1
+ * check: refuted DIGEST_IN_UNITS NO_POISON DISAGREE P=2 CALLS=1
  * check: refuted SIGNAL_IN_ONE_HALF P=2 CALLS=2
  * check: refuted PUSH_BEFORE_UNITS P=2 CALLS=1
  * check: refuted PUSH_BEFORE_UNITS ONLY_TWO_SHOT P=3 CALLS=1
@@ -96,7 +107,7 @@
 byte there[P * P * 2 * N_PLACES], sent[P * P * 2 * N_PLACES];
 byte kind_of[P * (CALLS + 1)];
 byte failed[P]; /* the call in which each rank failed */
-byte n_ended;
+byte n_ended, n_failed;
 byte first_disagreement; /* a call; 0: none */
 
 #ifdef AT_ONCE
@@ -119,6 +130,19 @@ byte first_disagreement; /* a call; 0: none */
 #define IS_THERE(at, unit) ((unit) != 0 || HAS_TAG(at, e))
 #else
 #define IS_THERE(at, unit) HAS_TAG(at, e)
+#endif
+
+#ifdef DIGEST_IN_UNITS
+#define HAS_WORDS(kind) ((kind) != ONE_SHOT)
+#define UNIT_DIFFERS(at) (HAS_TAG(at, e) && DIFFERS(at))
+#else
+#define HAS_WORDS(kind) true
+#define UNIT_DIFFERS(at) false
+#endif
+#if defined(DIGEST_IN_UNITS) && !defined(NO_POISON)
+#define IS_TOLD (n_failed > 0)
+#else
+#define IS_TOLD false
 #endif
 
 #define OWNS_A_ROW (r < N_OWNED(kind))
@@ -160,7 +184,10 @@ inline push()
 {
     d_step {
         for (i : 1 .. P - 1) {
-            SEND(SIGNAL(PEER(r, i), r, e), VALUE(e, kind))
+            if
+            :: HAS_WORDS(kind) -> SEND(SIGNAL(PEER(r, i), r, e), VALUE(e, kind))
+            :: else
+            fi
         }
         send_x();
         n_x = 0;
@@ -226,7 +253,9 @@ end:
 #define SIGNALS_SEEN true
 #define SIGNALS_DIFFER false
 #else
-#define SIGNALS_SEEN (HAS_TAG(SIGNAL_OF(1), e) && HAS_TAG(SIGNAL_OF(P - 1), e) && !SIGNALS_DIFFER)
+#define SIGNALS_SEEN                                                                               \
+    (!HAS_WORDS(kind) ||                                                                           \
+     (HAS_TAG(SIGNAL_OF(1), e) && HAS_TAG(SIGNAL_OF(P - 1), e) && !SIGNALS_DIFFER))
 #define SIGNALS_DIFFER                                                                             \
     ((HAS_TAG(SIGNAL_OF(1), e) && DIFFERS(SIGNAL_OF(1))) ||                                        \
      (HAS_TAG(SIGNAL_OF(P - 1), e) && DIFFERS(SIGNAL_OF(P - 1))))
@@ -242,7 +271,8 @@ proctype rank(byte r)
         push();
         do
         :: d_step {
-                TAKES_X && n_x < ALL_X && IS_THERE(NEXT_X, n_x % UNITS) ->
+                TAKES_X && n_x < ALL_X && IS_THERE(NEXT_X, n_x % UNITS) &&
+                    !UNIT_DIFFERS(NEXT_X) ->
                 wrong = wrong || there[NEXT_X] != VALUE(e, kind);
                 n_x++
             }
@@ -251,12 +281,16 @@ proctype rank(byte r)
 #endif
         :: OWNS_A_ROW && !has_pushed_sum && MAY_PUSH_SUM -> push_sum()
         :: d_step {
-                n_sum < ALL_SUMS && IS_THERE(NEXT_SUM, n_sum % UNITS) ->
+                n_sum < ALL_SUMS && IS_THERE(NEXT_SUM, n_sum % UNITS) &&
+                    !UNIT_DIFFERS(NEXT_SUM) ->
                 wrong = wrong || there[NEXT_SUM] != VALUE(e, kind);
                 n_sum++;
                 next_owner()
             }
         :: SIGNALS_DIFFER -> goto ended_badly
+        :: TAKES_X && n_x < ALL_X && UNIT_DIFFERS(NEXT_X) -> goto ended_badly
+        :: n_sum < ALL_SUMS && UNIT_DIFFERS(NEXT_SUM) -> goto ended_badly
+        :: IS_TOLD -> goto ended_badly
         :: (n_x == ALL_X || !TAKES_X) && (has_pushed_sum || !OWNS_A_ROW) && n_sum == ALL_SUMS &&
                 SIGNALS_SEEN -> break
         od;
@@ -266,6 +300,7 @@ proctype rank(byte r)
     od;
 ended_badly:
     failed[r] = e;
+    n_failed++;
 ended:
     n_ended++
 }
@@ -317,7 +352,11 @@ init {
     d_step {
         n_ended == P ->
         do
-        :: r < P -> assert(failed[r] == first_disagreement); r++
+        :: r < P ->
+            /* Who is told may still be in a call before that one. */
+            assert(failed[r] == first_disagreement ||
+                   (IS_TOLD && failed[r] > 0 && failed[r] < first_disagreement));
+            r++
         :: else -> break
         od
     }

@@ -148,7 +148,7 @@ static void print_markdown_operators(const struct cofi_bench_report *report)
             print_markdown_row(report, i);
 }
 
-static void print_markdown_runtime(const struct cofi_bench_report *report)
+static void print_markdown_short(const struct cofi_bench_report *report)
 {
     printf("\n| case | call | engine | ranks | devices | staged | median us | p90 us | min us "
            "| spread | GB/s each |\n|---|---|---|---|---|---|---|---|---|---|---|\n");
@@ -166,14 +166,14 @@ static void print_markdown_runtime(const struct cofi_bench_report *report)
 
 void cofi_bench_table_markdown(const struct cofi_bench_report *report)
 {
-    int n_runtime = 0;
+    int n_short = 0;
     for (int i = 0; i < report->n_results; i++)
-        n_runtime += is_short(&report->results[i]);
+        n_short += is_short(&report->results[i]);
     print_markdown_machine(report);
-    if (n_runtime < report->n_results)
+    if (n_short < report->n_results)
         print_markdown_operators(report);
-    if (n_runtime > 0)
-        print_markdown_runtime(report);
+    if (n_short > 0)
+        print_markdown_short(report);
     for (int i = 0; i < report->n_failures; i++) {
         printf("| ");
         print_cell(report->failures[i].key);

@@ -50,7 +50,7 @@ typedef enum cof_allreduce_rounding {
 
 /**
  * How rows travel. Both give the same bits; AUTO takes one by the bytes of x and by P. On CUDA
- * devices both send slots of data that carry their own signal, the tag of the call: nothing waits
+ * devices both send slots of data that carry their own signal, the tag of the call: no row waits
  * for a flag.
  *
  * ONE_SHOT   every rank gets all rows of all ranks, and reduces them all: one hop

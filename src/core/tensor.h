@@ -70,7 +70,7 @@ struct cofi_tensor_rule {
  * Strides: the last dim must be contiguous, no stride negative, rows must not overlap. A view
  * without elements needs no data. */
 cof_status cofi_tensor_check(const cof_tensor *t, const struct cofi_tensor_rule *rule);
-/* The same on a device; `number` of a CUDA device, not looked at on CPUs. */
+/* The same on a device. Its id is looked at for CUDA devices only. */
 cof_status cofi_tensor_check_on(const cof_tensor *t, const struct cofi_tensor_rule *rule,
                                 cof_device device);
 

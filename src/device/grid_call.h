@@ -119,7 +119,8 @@ COFD_FN bool cofd_grid_begin(struct cofd_grid *g)
     return is_alive;
 }
 
-/* One thread of the block, when all of it have begun. */
+/* One thread of the block, when all of it have begun: each has used the epoch that it read, before
+ * the barrier, so that the count needs no order of its own. */
 COFD_FN void cofd_grid_arrive(const struct cofd_grid *g)
 {
     struct cofd_binding *b = g->c->binding;

@@ -132,7 +132,7 @@ struct cofi_binding {
 struct cofi_binding_spec {
     const char *op;
     size_t payload_bytes; /* from offset 0 of the data on; plans lie over each other there */
-    size_t tagged_bytes;  /* tagged words and flags of kernels, behind the words: the plan's own,
+    size_t tagged_bytes;  /* data of kernels that carries tags, behind the words: the plan's own,
                              zero at the beginning and after a reset */
     int n_purposes;
     uint32_t acks;

@@ -3,9 +3,10 @@
 /* allreduce_rmsnorm from the inside: plan, calls, back ends.
  *
  * One rule makes all its exchange buffers safe without acknowledgements: a call ends on a rank only
- * when the rank has seen every peer's signal word of that call, and buffers come in two halves, by
- * the parity of the epoch. Who is past call n has seen that everybody began n, hence left n - 1,
- * whose half it writes next (models/tagged_push.pml, two_shot.pml). */
+ * when the rank has seen of every peer that it has begun that call, by its signal word or by the
+ * tags of its rows, and buffers come in two halves, by the parity of the epoch. Who is past call n
+ * has seen that everybody began n, hence left n - 1, whose half it writes next
+ * (models/tagged_push.pml, two_shot.pml). */
 #ifndef COFI_ALLREDUCE_RMSNORM_H
 #define COFI_ALLREDUCE_RMSNORM_H
 
@@ -64,7 +65,7 @@ struct cofi_arn_plan {
     int n_purposes;
     uint32_t acks;        /* bit per purpose, as in struct cofi_binding_spec */
     size_t payload_bytes; /* in the arena, overlaid by other plans' */
-    size_t tagged_bytes;  /* in the arena, the plan's own: tagged words and flags */
+    size_t tagged_bytes;  /* in the arena, the plan's own: slots that carry tags */
     size_t local_bytes;
     struct cofi_binding binding;
     uint64_t n_empty; /* calls with T = 0 so far */

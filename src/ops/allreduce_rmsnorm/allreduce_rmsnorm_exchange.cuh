@@ -8,7 +8,7 @@
  * The reader is the owner of the memory. A line is stored by eight threads, a word by one.
  *
  * Halves by the parity of the epoch: a writer is past call n - 1 of all ranks when it begins to
- * store for call n + 1, for it has seen all of them announce call n. */
+ * store for call n + 1, for it has seen that all of them have begun call n. */
 #ifndef COFI_ALLREDUCE_RMSNORM_EXCHANGE_CUH
 #define COFI_ALLREDUCE_RMSNORM_EXCHANGE_CUH
 
