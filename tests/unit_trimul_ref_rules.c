@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
 /* What the trimul reference promises beside values: absent inputs, batches, transposed and swapped
- * operands, zero rows, and where NaN goes. */
+ * operands, zero rows, gates that overflow, and where NaN goes. */
 #include <math.h>
 
 #include "trimul_ref_test.h"
@@ -130,6 +130,14 @@ static void check_incoming(int64_t n)
     test_close(&out);
 }
 
+static void require_finite(const struct test *t)
+{
+    for (int i = 0; i < N_RESULTS; i++)
+        REQUIRE(is_finite(t->out[i], t->out_size[i]));
+    for (int i = 0; i < N_GRADS; i++)
+        REQUIRE(is_finite(t->grad[i], t->in_size[i]));
+}
+
 /* With x zero nothing but biases is left, with the mask zero nothing of tri; eps keeps the norms
  * finite, and the gradients. */
 static void check_zeros(int64_t n, int incoming, int options, int which, int64_t size)
@@ -141,18 +149,32 @@ static void check_zeros(int64_t n, int incoming, int options, int which, int64_t
     t.eps_in = t.eps_out = 1e-5;
     set(t.in[which], size, 0);
     forward(&t), backward(&t);
-    for (int i = 0; i < N_RESULTS; i++)
-        REQUIRE(is_finite(t.out[i], t.out_size[i]));
-    for (int i = 0; i < N_GRADS; i++)
-        REQUIRE(is_finite(t.grad[i], t.in_size[i]));
+    require_finite(&t);
     if (size == t.in_size[which] && (which == MASK || options == 0))
         for (int64_t at = 0; at < t.out_size[result]; at++)
             REQUIRE(t.out[result][at] == 0);
     test_close(&t);
 }
 
+/* Gates far from 0, where exp overflows: open ones have no slope, shut ones leave the residual. */
+static void check_gates(int incoming, double gate)
+{
+    struct test t = test_open(2, 5, 8, 5);
+    t.incoming = incoming;
+    set(t.in[G_IN_B], t.in_size[G_IN_B], gate);
+    set(t.in[G_OUT_B], t.in_size[G_OUT_B], gate);
+    forward(&t), backward(&t);
+    require_finite(&t);
+    for (int64_t at = 0; at < t.in_size[G_IN]; at++)
+        REQUIRE(t.grad[G_IN][at] == 0);
+    for (int64_t at = 0; at < t.in_size[G_OUT]; at++)
+        REQUIRE(t.grad[G_OUT][at] == 0);
+    REQUIRE(is_same(t.out[OUT], t.in[RESIDUAL], t.out_size[OUT]) == (gate < 0));
+    test_close(&t);
+}
+
 /* x[i, k] is a factor of tri[i, *] as a and of tri[*, i] as b (incoming: of [k, *] and [*, k]), and
- * gates out[i, k]. Its mask is a factor of the same, also where it is 0, but no gate. */
+ * gates out[i, k]; a mask of 0 does not hold it back. The mask is a factor of the same, no gate. */
 static int is_reached(int incoming, int64_t i, int64_t k, int64_t row, int64_t column, int which)
 {
     const int64_t line = incoming ? k : i;
@@ -195,6 +217,8 @@ int main(void)
         check_absent(incoming);
         check_batch(incoming);
         check_reach(incoming);
+        check_gates(incoming, 1000);
+        check_gates(incoming, -1000);
         for (int64_t n = 1; n <= 5; n += 2) {
             check_zeros(n, incoming, 0, X, 8); /* one pair */
             check_zeros(n, incoming, ALL, X, 8);
