@@ -10,13 +10,13 @@
 
 #include "test.h"
 
-enum { TEST_ARN_SEGMENT = 256, TEST_ARN_MAX_HIDDEN = 2048 };
+enum { TEST_ARN_SEGMENT = 256, TEST_ARN_MAX_HIDDEN = 2048, TEST_ARN_TENSORS = 5 };
 
 struct test_arn {
     cof_allreduce_rmsnorm_params params;
     int rank, n_ranks, seed;
     int64_t n_tokens, pitch; /* pitch of x, residual and outputs, elements */
-    float *own_x;            /* where x is not in an arena */
+    void *owned[TEST_ARN_TENSORS]; /* memory of the tensors, whatever a test makes of them */
     cof_shape shape, weight_shape;
     int64_t strides[2];
     cof_tensor x, residual, weight, residual_out, norm_out;
@@ -84,12 +84,14 @@ static inline void test_arn_make(struct test_arn *t, const cof_allreduce_rmsnorm
     t->strides[0] = t->pitch;
     t->strides[1] = 1;
     t->x = test_arn_rows(t);
-    t->own_x = t->x.data;
     t->residual = test_arn_rows(t);
     t->residual_out = test_arn_rows(t);
     t->norm_out = test_arn_rows(t);
     t->weight = cof_tensor_make(malloc((size_t)p->hidden * sizeof(float)),
                                 (cof_device){COF_DEVICE_CPU, 0}, COF_F32, 1, &t->weight_shape);
+    const cof_tensor *tensors[] = {&t->x, &t->residual, &t->residual_out, &t->norm_out, &t->weight};
+    for (int i = 0; i < TEST_ARN_TENSORS; i++)
+        t->owned[i] = tensors[i]->data;
     test_arn_fill(t);
     test_arn_poison(t);
     t->args = (cof_allreduce_rmsnorm_args){.size = sizeof t->args, .x = &t->x};
@@ -101,11 +103,8 @@ static inline void test_arn_make(struct test_arn *t, const cof_allreduce_rmsnorm
 
 static inline void test_arn_free(struct test_arn *t)
 {
-    free(t->own_x);
-    free(t->residual.data);
-    free(t->residual_out.data);
-    free(t->norm_out.data);
-    free(t->weight.data);
+    for (int i = 0; i < TEST_ARN_TENSORS; i++)
+        free(t->owned[i]);
 }
 
 static inline float test_arn_tree(const float *x, int n)
