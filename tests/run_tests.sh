@@ -130,7 +130,7 @@ if [ ${#presets[@]} -gt 0 ]; then
 fi
 
 # The long ones first.
-run ci/models 600 ci/check_models.sh
+run ci/models 1200 ci/check_models.sh
 run check/shm 500 build/cofuse check attention grad_return --ranks 1,2,3,4
 run check/allreduce_rmsnorm 500 build/cofuse check allreduce_rmsnorm --ranks 1,2,3,4,6,8
 run check/allreduce_rmsnorm_16 300 build/cofuse check 'allreduce_rmsnorm*h=64 *' --ranks 16
