@@ -79,4 +79,4 @@ controls | tee "$scratch/lines"
 n_passed=$(grep -c '^ok ' "$scratch/lines")
 n_failed=$(grep -c '^not ok ' "$scratch/lines")
 echo "$n_passed passed, $n_failed failed"
-[ "$n_failed" -eq 0 ] && [ "$n_passed" -eq 21 ]
+[ "$n_failed" -eq 0 ] && [ "$n_passed" -eq 23 ]
