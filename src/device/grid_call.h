@@ -60,6 +60,22 @@ COFD_FN struct cofd_binding cofd_grid_binding(const struct cofd_grid *g)
     return b;
 }
 
+/* ---- failure -------------------------------------------------------------------------------- */
+
+/* A wait for what `writer` sends, the last look at which found `seen` for its tag. */
+struct cofd_grid_wait {
+    int writer;
+    uint64_t seen;
+    struct cofd_patience patience; /* zero at its beginning */
+};
+
+COFD_RARE void cofd_grid_fail(struct cofd_grid g, const struct cofd_grid_wait *wait)
+{
+    const struct cofd_binding b = cofd_grid_binding(&g);
+    const struct cofd_wait w = {g.c->arena, &b, wait->writer, COFI_READY, 0, g.epoch, &g.c->data};
+    cofd_fail(&w, wait->patience.status, wait->seen);
+}
+
 /* ---- begin ---------------------------------------------------------------------------------- */
 
 /* Block 0: what precedes the call. */
@@ -77,8 +93,8 @@ COFD_FN bool cofd_grid_prepare(const struct cofd_grid *g, uint32_t before)
     return cofd_meet(&b, COFI_RESET, &g->c->call.reset);
 }
 
-/* One thread of another block. Block 0's waits have deadlines, after which the arena is dead; four
- * of them, one after the other, bound this one too. */
+/* One thread of another block. Block 0 has at most two waits, one after the other, and ends the
+ * arena when one passes its deadline: who waits for four has found something else wrong. */
 COFD_FN bool cofd_grid_wait_gate(const struct cofd_grid *g)
 {
     const uint64_t begin = cofd_now_ns(), timeout_ns = g->c->announced.timeout_ns;
@@ -86,8 +102,13 @@ COFD_FN bool cofd_grid_wait_gate(const struct cofd_grid *g)
         const uint64_t gate = cofd_load_acquire_gpu(&g->c->binding->gate);
         if (gate != 0)
             return gate == COFD_GATE_OPEN;
-        if (cofd_is_dead(g->c->arena) || (timeout_ns && cofd_now_ns() - begin > 4 * timeout_ns))
+        if (cofd_is_dead(g->c->arena))
             return false;
+        if (timeout_ns != 0 && cofd_now_ns() - begin > 4 * timeout_ns) {
+            const struct cofd_grid_wait own = {g->c->rank, 0, {begin, 0, COFD_ERR_TIMEOUT}};
+            cofd_grid_fail(*g, &own);
+            return false;
+        }
         cofd_pause();
     }
 }
@@ -160,20 +181,6 @@ COFD_RARE void cofd_grid_record(struct cofd_grid g)
         return;
     const struct cofd_binding b = cofd_grid_binding(&g);
     cofd_record_call(&b, &g.c->call);
-}
-
-/* A wait for what `writer` sends, the last look at which found `seen` for its tag. */
-struct cofd_grid_wait {
-    int writer;
-    uint64_t seen;
-    struct cofd_patience patience; /* zero at its beginning */
-};
-
-COFD_RARE void cofd_grid_fail(struct cofd_grid g, const struct cofd_grid_wait *wait)
-{
-    const struct cofd_binding b = cofd_grid_binding(&g);
-    const struct cofd_wait w = {g.c->arena, &b, wait->writer, COFI_READY, 0, g.epoch, &g.c->data};
-    cofd_fail(&w, wait->patience.status, wait->seen);
 }
 
 /* Whether a tag or an announcement is of this epoch, but of another call. */

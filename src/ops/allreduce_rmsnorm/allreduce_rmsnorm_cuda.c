@@ -161,7 +161,8 @@ static size_t shared_bytes(const struct cofi_arn_plan *plan, const struct sizes 
  * those of another plan, which may have come first on another rank and fill the device there. */
 static int leave_room(int n_blocks)
 {
-    return n_blocks - (n_blocks + 31) / 32 > 1 ? n_blocks - (n_blocks + 31) / 32 : 1;
+    int left = n_blocks - (n_blocks + 31) / 32;
+    return left > 1 ? left : 1;
 }
 
 static cof_status open_kernel(const struct cofi_arn_plan *plan, const struct state *st,
