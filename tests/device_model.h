@@ -332,9 +332,7 @@ struct plan {
             c.left_out = COFD_LEAVE_RESET;
         if (BREAK == NO_END_ACK_WAIT)
             c.left_out = COFD_LEAVE_END_ACK_WAIT;
-        c.meet = wait_options(seconds[size_t(r)], "meet");
-        c.reset = wait_options(seconds[size_t(r)], "reset");
-        c.end_ack = wait_options(seconds[size_t(r)], "end-ack");
+        c.timeout_ns = wait_options(seconds[size_t(r)], "").timeout_ns;
         return c;
     }
 

@@ -50,6 +50,7 @@ template <class Code> struct grid_plan {
             b.n_purposes = COFD_GRID_PURPOSES;
             b.tagged_offset = m->data_offset + tagged;
             b.tagged_bytes = half_bytes() * 2;
+            b.tagged_wait = wait_options(seconds, "rows");
             m->ranks[size_t(r)].bindings[ordinal] = reinterpret_cast<uintptr_t>(&b);
             pthread_barrier_init(&kernel_end[size_t(r)], nullptr, unsigned(blocks));
         }
@@ -114,7 +115,7 @@ template <class Code> struct grid_plan {
         c.announces = !Code::has_digest;
         c.call.digest = mix(mix(ordinal) + uint64_t(n)) & COFI_DIGEST_MASK;
         c.call.sizes[0] = uint64_t(n);
-        c.call.meet = c.call.reset = c.call.end_ack = c.announced = c.data = announced;
+        c.call.timeout_ns = announced.timeout_ns;
         struct cofd_grid g = {&c, 0};
         bool ok = cofd_grid_begin(&g);
         int n_bad = 0;

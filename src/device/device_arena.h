@@ -14,6 +14,11 @@
 
 struct cofd_arena;
 
+struct cofd_wait_options {
+    uint64_t timeout_ns; /* 0: none */
+    uint64_t step[COFI_STEP_WORDS]; /* names the wait in error texts */
+};
+
 struct cofd_binding {
     struct cofd_arena *arena;
     uint64_t words_offset; /* in the slab */
@@ -26,6 +31,7 @@ struct cofd_binding {
     uint32_t mark[COFI_MARKS]; /* last-use epochs; 0: not since the last reset */
     /* In the slab: data that is its own signal (lines.h); zero at first, and after a reset. */
     uint64_t tagged_offset, tagged_bytes;
+    struct cofd_wait_options tagged_wait;
     /* Of a call that one kernel of several blocks makes (grid_call.h). */
     uint32_t arrived, finished; /* blocks */
     uint64_t gate;              /* 0: closed */
@@ -57,11 +63,6 @@ struct cofd_arena {
 
 #define COFD_ALL_OTHERS (-1) /* as a peer or a writer: every other rank, from the next one on */
 
-struct cofd_wait_options {
-    uint64_t timeout_ns; /* 0: none */
-    uint64_t step[COFI_STEP_WORDS]; /* names the wait in error texts */
-};
-
 enum { COFD_LEAVE_RESET = 1, COFD_LEAVE_END_ACK_WAIT = 2 };
 
 struct cofd_call {
@@ -69,7 +70,7 @@ struct cofd_call {
     uint32_t left_out; /* COFD_LEAVE_.. bits: negative controls */
     uint64_t digest;   /* 31 bits */
     uint64_t sizes[COFI_CALL_SIZES];
-    struct cofd_wait_options meet, reset, end_ack; /* of the waits at the beginning of a call */
+    uint64_t timeout_ns; /* of its waits; 0: none */
 };
 
 /* A call that one kernel of several blocks makes (grid_call.h). By value, with what the kernel
@@ -86,8 +87,6 @@ struct cofd_grid_call {
     bool is_private; /* the arena's */
     bool announces;  /* that a rank has begun shows by its word; else by what it always sends */
     struct cofd_call call;
-    struct cofd_wait_options announced, data; /* of waits: for all ranks' beginning, for what they
-                                                 send */
 };
 
 #endif

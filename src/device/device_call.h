@@ -17,6 +17,24 @@
 
 #include "device/spin.h"
 
+/* Eight letters of the name of a wait. */
+template <uint32_t n> constexpr COFD_FN uint64_t cofd_letters(const char (&name)[n], uint32_t first)
+{
+    uint64_t word = 0;
+    for (uint32_t i = first; i < first + 8 && i + 1 < n; i++)
+        word |= (uint64_t)(unsigned char)name[i] << (i - first) * 8;
+    return word;
+}
+
+/* Options of a wait that the kernel names itself. */
+template <uint32_t n>
+COFD_FN struct cofd_wait_options cofd_wait_named(uint64_t timeout_ns, const char (&name)[n])
+{
+    static_assert(COFI_STEP_WORDS == 5 && n <= 5 * 8 + 1, "the name would be cut");
+    return {timeout_ns, {cofd_letters(name, 0), cofd_letters(name, 8), cofd_letters(name, 16),
+                         cofd_letters(name, 24), cofd_letters(name, 32)}};
+}
+
 COFD_FN uint64_t cofd_words_of_arena(void)
 {
     return sizeof(struct cofi_control);
@@ -112,12 +130,34 @@ COFD_FN void cofd_reset_words(struct cofd_arena *a, uint32_t before)
 }
 
 COFD_FN bool cofd_meet(const struct cofd_binding *b, uint32_t purpose,
-                       const struct cofd_wait_options *options)
+                       const struct cofd_wait_options &options)
 {
     cofd_block_sync();
     cofd_signal_words(b, COFD_ALL_OTHERS, cofd_words_of_arena(), purpose);
     return cofd_wait_words(b, COFD_ALL_OTHERS, cofd_words_of_arena(), purpose, COFI_READY,
-                           b->epoch, options);
+                           b->epoch, &options);
+}
+
+/* All ranks meet before each resets its own words, and after. */
+COFD_FN bool cofd_meet_and_reset(const struct cofd_binding *b, uint32_t before,
+                                 const struct cofd_call *call)
+{
+    if (!cofd_meet(b, COFI_MEET, cofd_wait_named(call->timeout_ns, "meeting before a reset")))
+        return false;
+    if (!(call->left_out & COFD_LEAVE_RESET))
+        cofd_reset_words(b->arena, before);
+    return cofd_meet(b, COFI_RESET, cofd_wait_named(call->timeout_ns, "meeting after a reset"));
+}
+
+/* The last call, another plan's, has ended on all ranks. */
+COFD_FN bool cofd_wait_end_acks(const struct cofd_binding *b, uint32_t before,
+                                const struct cofd_call *call)
+{
+    const struct cofd_wait_options o =
+        cofd_wait_named(call->timeout_ns, "last call of another plan ended");
+    return (call->left_out & COFD_LEAVE_END_ACK_WAIT) ||
+           cofd_wait_words(b, COFD_ALL_OTHERS, cofd_words_of_arena(), COFI_END_ACK, COFI_ACK,
+                           before, &o);
 }
 
 /* ---- begin and end -------------------------------------------------------------------------- */
@@ -156,17 +196,9 @@ COFD_FN bool cofd_call_begin(struct cofd_binding *b, const struct cofd_call *cal
         cofd_record_call(b, call);
     }
     cofd_block_sync();
-    if (before != 0 && (b->epoch & COFI_EPOCH_RESET_MASK) == 1) {
-        if (!cofd_meet(b, COFI_MEET, &call->meet))
-            return false;
-        if (!(call->left_out & COFD_LEAVE_RESET))
-            cofd_reset_words(a, before);
-        return cofd_meet(b, COFI_RESET, &call->reset);
-    }
-    if (before != 0 && last != b->ordinal + 1 && !(call->left_out & COFD_LEAVE_END_ACK_WAIT))
-        return cofd_wait_words(b, COFD_ALL_OTHERS, cofd_words_of_arena(), COFI_END_ACK, COFI_ACK,
-                               before, &call->end_ack);
-    return true;
+    if (before != 0 && (b->epoch & COFI_EPOCH_RESET_MASK) == 1)
+        return cofd_meet_and_reset(b, before, call);
+    return before == 0 || last == b->ordinal + 1 || cofd_wait_end_acks(b, before, call);
 }
 
 /* After everything of the call that reads or writes symmetric memory. */

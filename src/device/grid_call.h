@@ -72,7 +72,8 @@ struct cofd_grid_wait {
 COFD_RARE void cofd_grid_fail(struct cofd_grid g, const struct cofd_grid_wait *wait)
 {
     const struct cofd_binding b = cofd_grid_binding(&g);
-    const struct cofd_wait w = {g.c->arena, &b, wait->writer, COFI_READY, 0, g.epoch, &g.c->data};
+    const struct cofd_wait w = {g.c->arena, &b, wait->writer, COFI_READY, 0, g.epoch,
+                                &g.c->binding->tagged_wait};
     cofd_fail(&w, wait->patience.status, wait->seen);
 }
 
@@ -82,22 +83,16 @@ COFD_RARE void cofd_grid_fail(struct cofd_grid g, const struct cofd_grid_wait *w
 COFD_FN bool cofd_grid_prepare(const struct cofd_grid *g, uint32_t before)
 {
     const struct cofd_binding b = cofd_grid_binding(g);
-    if ((g->epoch & COFI_EPOCH_RESET_MASK) != 1)
-        return (g->c->call.left_out & COFD_LEAVE_END_ACK_WAIT) ||
-               cofd_wait_words(&b, COFD_ALL_OTHERS, cofd_words_of_arena(), COFI_END_ACK, COFI_ACK,
-                               before, &g->c->call.end_ack);
-    if (!cofd_meet(&b, COFI_MEET, &g->c->call.meet))
-        return false;
-    if (!(g->c->call.left_out & COFD_LEAVE_RESET))
-        cofd_reset_words(g->c->arena, before);
-    return cofd_meet(&b, COFI_RESET, &g->c->call.reset);
+    return (g->epoch & COFI_EPOCH_RESET_MASK) == 1
+               ? cofd_meet_and_reset(&b, before, &g->c->call)
+               : cofd_wait_end_acks(&b, before, &g->c->call);
 }
 
 /* One thread of another block. Block 0 has at most two waits, one after the other, and ends the
  * arena when one passes its deadline: who waits for four has found something else wrong. */
 COFD_FN bool cofd_grid_wait_gate(const struct cofd_grid *g)
 {
-    const uint64_t begin = cofd_now_ns(), timeout_ns = g->c->announced.timeout_ns;
+    const uint64_t begin = cofd_now_ns(), timeout_ns = g->c->call.timeout_ns;
     for (;;) {
         const uint64_t gate = cofd_load_acquire_gpu(&g->c->binding->gate);
         if (gate != 0)
@@ -198,7 +193,8 @@ COFD_FN bool cofd_grid_goes_on(const struct cofd_grid *g, struct cofd_grid_wait 
     if (cofd_is_dead(g->c->arena))
         return false;
     const struct cofd_binding b = cofd_grid_binding(g);
-    const struct cofd_wait w = {g->c->arena, &b, writer, COFI_READY, 0, g->epoch, &g->c->data};
+    const struct cofd_wait w = {g->c->arena, &b, writer, COFI_READY, 0, g->epoch,
+                                &g->c->binding->tagged_wait};
     const uint64_t word =
         cofd_load_acquire_sys((const uint64_t *)&cofd_grid_word(g, g->c->rank, writer)->value);
     if (p->status != 0) {
@@ -214,7 +210,7 @@ COFD_FN bool cofd_grid_goes_on(const struct cofd_grid *g, struct cofd_grid_wait 
         p->status = cofd_look(&w);
     if (p->status == 0 && (cofd_grid_differs(g, wait->seen) || cofd_grid_differs(g, word)))
         p->status = COFD_ERR_MISMATCH;
-    const uint64_t timeout_ns = g->c->data.timeout_ns;
+    const uint64_t timeout_ns = g->c->call.timeout_ns;
     if (p->status == 0 && timeout_ns != 0 && cofd_now_ns() - p->begin > timeout_ns)
         p->status = COFD_ERR_TIMEOUT;
     return p->status != COFD_IS_DEAD;
@@ -224,8 +220,10 @@ COFD_FN bool cofd_grid_goes_on(const struct cofd_grid *g, struct cofd_grid_wait 
 COFD_RARE bool cofd_grid_wait_announced(struct cofd_grid g)
 {
     const struct cofd_binding b = cofd_grid_binding(&g);
+    const struct cofd_wait_options o =
+        cofd_wait_named(g.c->call.timeout_ns, "all ranks to begin");
     return cofd_wait_words(&b, COFD_ALL_OTHERS, b.words_offset, COFD_ANNOUNCED(b.epoch), COFI_READY,
-                           b.epoch, &g.c->announced);
+                           b.epoch, &o);
 }
 
 /* ---- end ------------------------------------------------------------------------------------ */

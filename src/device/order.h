@@ -162,6 +162,15 @@ COFD_FN void cofd_wait_earlier_kernels(void)
 #endif
 }
 
+/* Kernels behind this one in the stream, launched so, may begin when all its blocks have said this
+ * or ended; then they wait as above. */
+COFD_FN void cofd_let_next_kernel_begin(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+#endif
+}
+
 /* Nanoseconds of the device's clock. */
 COFD_FN uint64_t cofd_now_ns(void)
 {

@@ -117,6 +117,7 @@ struct cofi_binding {
     uint32_t acks;       /* bit per purpose: an ack word, else a ready word */
     size_t words_offset; /* in the slab */
     size_t tagged_offset, tagged_bytes; /* likewise */
+    const char *tagged_step;
     uint64_t ordinal;    /* among the team's plans: numbers them alike on all ranks */
     /* Last-use epochs, the plan's own, by what they mark; 0: not since the last reset. */
     uint32_t mark[COFI_MARKS];
@@ -134,6 +135,7 @@ struct cofi_binding_spec {
     size_t payload_bytes; /* from offset 0 of the data on; plans lie over each other there */
     size_t tagged_bytes;  /* data of kernels that carries tags, behind the words: the plan's own,
                              zero at the beginning and after a reset */
+    const char *tagged_step; /* names waits for it in error texts; NULL: there are none */
     int n_purposes;
     uint32_t acks;
 };

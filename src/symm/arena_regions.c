@@ -192,6 +192,7 @@ cof_status cofi_arena_bind(cof_team *team, cof_arena *a, const struct cofi_bindi
         *b = (struct cofi_binding){.arena = a, .op = spec->op, .n_purposes = spec->n_purposes,
                                    .acks = spec->acks, .ordinal = team->n_plans,
                                    .words_offset = a->data_offset + region->offset,
+                                   .tagged_step = spec->tagged_step,
                                    .tagged_bytes = cofi_round_up(spec->tagged_bytes, COFI_LINE)};
         b->tagged_offset =
             b->words_offset + cofi_arena_words_bytes(a->n_ranks, spec->n_purposes);

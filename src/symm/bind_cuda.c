@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "symm/engine_cuda.h"
+#include "symm/options_cuda.h"
 
 /* Plans of one arena are made by one thread at a time; others may take theirs away. */
 static int free_place(const struct cofi_cuda_arena *m)
@@ -21,6 +22,8 @@ static cof_status copy_binding(const struct cofi_binding *b, struct cofd_binding
                              .ordinal = b->ordinal, .n_purposes = (uint32_t)b->n_purposes,
                              .acks = b->acks, .tagged_offset = b->tagged_offset,
                              .tagged_bytes = b->tagged_bytes};
+    if (b->tagged_step)
+        d.tagged_wait = cofi_wait_options(b->arena, b->tagged_step);
     memcpy(d.name, b->op, strnlen(b->op, sizeof d.name));
     if (b->tagged_bytes)
         COF_CUDA(cudaMemsetAsync(b->arena->base[b->arena->rank] + b->tagged_offset, 0,

@@ -26,9 +26,7 @@ void cofi_cuda_call_make(struct cofi_binding *b, const struct cofi_call *call,
     b->digest = cofi_call_digest(b, call);
     *out = (struct cofd_call){
         .direction = call->direction, .left_out = left_out(a), .digest = b->digest,
-        .meet = cofi_wait_options(a, "meeting before a reset"),
-        .reset = cofi_wait_options(a, "meeting after a reset"),
-        .end_ack = cofi_wait_options(a, "last call of another plan ended")};
+        .timeout_ns = cofi_wait_options(a, "").timeout_ns};
     memcpy(out->sizes, call->sizes, sizeof out->sizes);
 }
 

@@ -175,6 +175,7 @@ static cof_status build(struct cofi_arn_plan *plan, cof_team *team,
     const struct cofi_binding_spec spec = {.op = "allreduce_rmsnorm",
                                            .payload_bytes = plan->payload_bytes,
                                            .tagged_bytes = plan->tagged_bytes,
+                                           .tagged_step = "rows",
                                            .n_purposes = plan->n_purposes,
                                            .acks = plan->acks};
     COF_TRY(cofi_arena_bind(team, arena, &spec, &plan->binding));

@@ -157,11 +157,15 @@ static size_t shared_bytes(const struct cofi_arn_plan *plan, const struct sizes 
     return (size_t)(n_threads * 8 + row) * sizeof(float);
 }
 
+/* A small call lets the kernel behind it take its place on the device early. Those of two plans on
+ * two streams, each with the next one's blocks waiting behind it, then still fit. */
+#define ROOM_FOR_CALLS 4
+
 /* Blocks of a call do not wait for each other, but each for its peers': some room stays free for
  * those of another plan, which may have come first on another rank and fill the device there. */
 static int leave_room(int n_blocks)
 {
-    int left = n_blocks - (n_blocks + 31) / 32;
+    int left = n_blocks - (n_blocks < 32 ? 1 : n_blocks / 32);
     return left > 1 ? left : 1;
 }
 
@@ -190,9 +194,7 @@ static void set_arguments(const struct cofi_arn_plan *plan, struct state *st)
     st->arguments = (struct cofi_arn_kernel){
         .call = {.arena = a->on_device, .binding = plan->binding.on_device,
                  .words_offset = plan->binding.words_offset, .ordinal = plan->binding.ordinal,
-                 .rank = plan->rank, .n_ranks = plan->n_ranks, .is_private = a->is_private,
-                 .announced = cofi_wait_options(a, "all ranks to begin"),
-                 .data = cofi_wait_options(a, "rows")},
+                 .rank = plan->rank, .n_ranks = plan->n_ranks, .is_private = a->is_private},
         .tagged = plan->binding.tagged_offset,
         .x_half = s->x_half, .x_writer = s->x_writer, .sums = s->sums, .sum_half = s->sum_half,
         .x_slots = s->x_slots, .sum_slots = s->sum_slots, .hidden = (int32_t)p->hidden,
@@ -309,10 +311,10 @@ static cof_status enqueue(struct cofi_arn_plan *plan, const struct cofi_arn_call
         int64_t n_groups = is_two_shot ? (n + plan->n_ranks - 1) / plan->n_ranks : n;
         cofi_cuda_call_make(&plan->binding, &c, &k.call.call);
         k.call.announces = is_two_shot || !cofi_arn_has_digest(&kernel->choice);
-        COFI_LAUNCH(a, stream, cofi_arn_launch(&kernel->choice, &k,
-                                               choose_blocks(n_groups, kernel->most_blocks),
-                                               st->n_threads, st->shared_bytes, st->is_dependent,
-                                               stream));
+        const int n_blocks = choose_blocks(n_groups, kernel->most_blocks);
+        k.lets_next_begin = n_blocks * ROOM_FOR_CALLS <= kernel->most_blocks;
+        COFI_LAUNCH(a, stream, cofi_arn_launch(&kernel->choice, &k, n_blocks, st->n_threads,
+                                               st->shared_bytes, st->is_dependent, stream));
     }
     return COF_OK;
 }

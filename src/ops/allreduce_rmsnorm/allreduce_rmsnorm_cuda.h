@@ -28,6 +28,7 @@ struct cofi_arn_kernel {
     bool is_exact, weight_f32, weight_bias;
     bool x_aligned; /* rows at multiples of 8 bytes; what follows: of 16 */
     bool residual_aligned, weight_aligned, residual_out_aligned, norm_out_aligned;
+    bool lets_next_begin; /* the next kernel's blocks, before this one has ended */
     bool only_one_half, no_beginning_wait; /* negative controls */
     /* In the slabs: rows of x by half, writer and row, then rows of sums by half and row. A row
      * takes x_slots or sum_slots slots of 16 bytes. */

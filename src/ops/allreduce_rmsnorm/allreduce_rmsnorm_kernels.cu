@@ -8,8 +8,9 @@
  *   two shot   row t goes to rank t mod P alone, which sums it and pushes the sum to all others: of
  *              ranks that have no row to sum only their announcement tells
  *
- * Nothing that an earlier kernel of the stream wrote is touched before cofd_wait_earlier_kernels,
- * and the next kernel may start when all blocks have stored everything. */
+ * Nothing that an earlier kernel of the stream wrote is touched before cofd_wait_earlier_kernels.
+ * Blocks of the next kernel may take their places at once where this one is small, else as blocks
+ * end; there they wait the same way. */
 #include "ops/allreduce_rmsnorm/allreduce_rmsnorm_exchange.cuh"
 
 /* Of a block, in shared memory; the row's sums follow. */
@@ -55,6 +56,8 @@ COFK_INLINE void cofk_open(const struct cofi_arn_kernel &k, struct cofd_grid *g,
     if (threadIdx.x == 0)
         memory->missing.first = memory->missing.last = UINT32_MAX;
     cofd_wait_earlier_kernels();
+    if (k.lets_next_begin)
+        cofd_let_next_kernel_begin();
     *g = {&k.call, 0};
 }
 
