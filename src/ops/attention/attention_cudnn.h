@@ -294,8 +294,11 @@ void cofi_cudnn_part(const struct cofi_attention_shape *shape, struct cofi_cudnn
 cof_status cofi_cudnn_forward_check(const struct cofi_cudnn *lib,
                                     const struct cofi_attention_shape *shape,
                                     const struct cofi_cudnn_part *part);
+/* Whether all of it can be asked for as one operation. */
+bool cofi_cudnn_forward_is_unified(const struct cofi_cudnn *lib,
+                                   const struct cofi_cudnn_part *part);
 void cofi_cudnn_forward_graph(struct cofi_cudnn_graph *graph,
                               const struct cofi_attention_shape *shape,
-                              const struct cofi_cudnn_part *part);
+                              const struct cofi_cudnn_part *part, bool is_unified);
 
 #endif

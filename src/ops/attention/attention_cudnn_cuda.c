@@ -110,15 +110,25 @@ static void copy_shape(struct cofi_attention_shape *key, const struct cofi_atten
     key->lse_head = s->lse_head;
 }
 
-static cof_status make_plan(const struct cofi_cudnn *lib, struct planned *p, void *handle)
+static cof_status make_graph_plan(const struct cofi_cudnn *lib, struct planned *p, void *handle,
+                                  bool is_unified)
 {
     struct cofi_cudnn_graph graph;
     const struct cofi_cudnn_target target = {handle, NULL};
     cofi_cudnn_graph_begin(&graph, lib);
-    cofi_cudnn_forward_graph(&graph, &p->shape, &p->part);
+    cofi_cudnn_forward_graph(&graph, &p->shape, &p->part, is_unified);
     cof_status status = cofi_cudnn_graph_plan(&graph, &target, MAX_WORKSPACE, &p->plan);
     cofi_cudnn_graph_end(&graph);
     return status;
+}
+
+/* A release may know attention as one operation, but have no engine for it on this device. */
+static cof_status make_plan(const struct cofi_cudnn *lib, struct planned *p, void *handle)
+{
+    if (cofi_cudnn_forward_is_unified(lib, &p->part) &&
+        make_graph_plan(lib, p, handle, true) == COF_OK)
+        return COF_OK;
+    return make_graph_plan(lib, p, handle, false);
 }
 
 static double seconds(void)
@@ -390,6 +400,7 @@ static bool can(int device, const struct cofi_attention_shape *shape, char *why,
     if (look(device, shape) == COF_OK)
         return true;
     snprintf(why, bytes, "%s", cof_last_error());
+    cofi_log(COFI_LOG_PLAN, "no section by cuDNN: %s", why);
     return false;
 }
 

@@ -23,7 +23,9 @@ enum {
     MAX_SHIFT = 1 << 24,      /* integers up to it are exact in fp32 */
     BROKEN_FIRST = 91000,     /* attention is wrong in 9.10.0 and 9.10.1 */
     BROKEN_LAST = 91001,
-    WINDOW_BROKEN = 91400,    /* in 9.14.0: windows without a causal side, over 1024 keys */
+    WINDOW_BROKEN = 91400,    /* in 9.14.0: a left side alone, over 1024 keys */
+    LEFT_ALONE_SINCE = 91002, /* a left side without a right one */
+    ODD_SHIFT_SINCE = 90600,  /* off the diagonal, of rows and keys in no multiples of 64 */
     INF_SINCE = 91000,        /* before it, masks are of the least finite number */
 };
 
@@ -77,11 +79,36 @@ static bool is_aligned(const struct cofi_attention_strides *t)
            t->row > 0 && t->head >= 0;
 }
 
+/* Limits and faults of cuDNN's releases, as its frontend has them. */
+static cof_status check_band(const struct cofi_cudnn *lib, const struct cofi_cudnn_part *p)
+{
+    const int version = lib->version;
+    char text[24];
+    cofi_cudnn_version_text(version, text);
+    COF_FAIL_IF(version >= BROKEN_FIRST && version <= BROKEN_LAST, COF_ERR_UNSUPPORTED,
+                "cuDNN %s: attention is wrong in it: wanted 9.10.2 or later, or one before 9.10",
+                text);
+    COF_FAIL_IF(version == WINDOW_BROKEN && p->has_left && !p->has_right && p->k_rows > 1024,
+                COF_ERR_UNSUPPORTED, "cuDNN %s: windows without a right side are wrong in it: "
+                "wanted 9.14.1 or later", text);
+    if (p->has_left && !p->has_right)
+        COF_TRY(cofi_cudnn_check_version(lib, LEFT_ALONE_SINCE, "a window without a right side"));
+    if (p->has_right && p->right && (p->q_rows % 64 || p->k_rows % 64))
+        COF_TRY(cofi_cudnn_check_version(lib, ODD_SHIFT_SINCE, "a band off the diagonal"));
+    COF_FAIL_IF(p->has_left && p->q_rows > p->k_rows, COF_ERR_UNSUPPORTED,
+                "cuDNN: a window of %lld rows on %lld keys: wanted no more rows than keys",
+                (long long)p->q_rows, (long long)p->k_rows);
+    COF_FAIL_IF((p->has_right && llabs(p->right) >= MAX_SHIFT) ||
+                    (p->has_left && llabs(p->left) >= MAX_SHIFT), COF_ERR_UNSUPPORTED,
+                "cuDNN: a band %lld rows off the diagonal: wanted less than %d",
+                (long long)(p->has_right ? p->right : p->left), (int)MAX_SHIFT);
+    return COF_OK;
+}
+
 cof_status cofi_cudnn_forward_check(const struct cofi_cudnn *lib,
                                     const struct cofi_attention_shape *s,
                                     const struct cofi_cudnn_part *part)
 {
-    char version[24];
     COF_TRY(cofi_cudnn_check_version(lib, COFI_CUDNN_OLDEST, "attention"));
     COF_FAIL_IF(s->elem != COFI_ELEM_BF16 && s->elem != COFI_ELEM_F16, COF_ERR_UNSUPPORTED,
                 "cuDNN: the dtype is float32: wanted bfloat16 or float16");
@@ -100,18 +127,7 @@ cof_status cofi_cudnn_forward_check(const struct cofi_cudnn *lib,
     COF_FAIL_IF(!is_aligned(&s->q) || !is_aligned(&s->k) || !is_aligned(&s->v) ||
                     !is_aligned(&s->o), COF_ERR_UNSUPPORTED,
                 "cuDNN: strides: wanted positive multiples of 8 elements");
-    COF_FAIL_IF(lib->version >= BROKEN_FIRST && lib->version <= BROKEN_LAST, COF_ERR_UNSUPPORTED,
-                "cuDNN %s: attention is wrong in it: wanted 9.10.2 or later, or one before 9.10",
-                cofi_cudnn_version_text(lib->version, version));
-    COF_FAIL_IF(lib->version == WINDOW_BROKEN && part->has_left && !part->has_right &&
-                    part->k_rows > 1024, COF_ERR_UNSUPPORTED,
-                "cuDNN %s: windows without a right side are wrong in it: wanted 9.14.1 or later",
-                cofi_cudnn_version_text(lib->version, version));
-    COF_FAIL_IF((part->has_right && llabs(part->right) >= MAX_SHIFT) ||
-                    (part->has_left && llabs(part->left) >= MAX_SHIFT), COF_ERR_UNSUPPORTED,
-                "cuDNN: a band %lld rows off the diagonal: wanted less than %d",
-                (long long)(part->has_right ? part->right : part->left), (int)MAX_SHIFT);
-    return COF_OK;
+    return check_band(lib, part);
 }
 
 /* ---- the graph ------------------------------------------------------------------------------ */
@@ -205,8 +221,13 @@ static cofi_cudnn_tensor_ref view(struct cofi_cudnn_graph *g, int64_t uid, int t
     return cofi_cudnn_tensor(g, uid, type, dim, stride);
 }
 
+bool cofi_cudnn_forward_is_unified(const struct cofi_cudnn *lib, const struct cofi_cudnn_part *part)
+{
+    return !part->has_left && !part->has_right && lib->version >= COFI_CUDNN_UNIFIED;
+}
+
 void cofi_cudnn_forward_graph(struct cofi_cudnn_graph *g, const struct cofi_attention_shape *s,
-                              const struct cofi_cudnn_part *part)
+                              const struct cofi_cudnn_part *part, bool is_unified)
 {
     const int type = s->elem == COFI_ELEM_BF16 ? COFI_CUDNN_BFLOAT16 : COFI_CUDNN_HALF;
     const int64_t rows = part->q_rows, keys = part->k_rows;
@@ -226,7 +247,7 @@ void cofi_cudnn_forward_graph(struct cofi_cudnn_graph *g, const struct cofi_atte
     cofi_cudnn_tensor_ref lse =
         cofi_cudnn_tensor(g, COFI_CUDNN_LSE, COFI_CUDNN_FLOAT, b.rows, lse_stride);
     cofi_cudnn_tensor_ref scale = cofi_cudnn_float(g, s->scale);
-    if (!part->has_left && !part->has_right && g->lib->version >= COFI_CUDNN_UNIFIED) {
+    if (is_unified) {
         cofi_cudnn_tensor_ref k = view(g, COFI_CUDNN_K, type, k_dim, &s->k);
         cofi_cudnn_attention(g, q, k, v, scale, o, lse);
         return;

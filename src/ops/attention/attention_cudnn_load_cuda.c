@@ -26,7 +26,7 @@ enum { OUT_OF_HOST_MEMORY = 4003, OUT_OF_DEVICE_MEMORY = 4004 };
 cof_status cofi_cudnn_error(const char *file, int line, const struct cofi_cudnn *lib, int error,
                             const char *what)
 {
-    char text[256] = "";
+    char text[400] = "";
     lib->GetLastErrorString(text, sizeof text);
     text[sizeof text - 1] = '\0';
     for (char *c = text; *c; c++) /* cuDNN's texts have several lines */
@@ -195,7 +195,7 @@ static void load_once(void)
     } own[] = {{"VIRTUAL_ENV", "lib/python3*/site-packages"},
                {"CONDA_PREFIX", "lib/python3*/site-packages"},
                {"HOME", ".local/lib/python3*/site-packages"}};
-    char texts[3][300];
+    char texts[3][300], version[24];
     const char *patterns[N_PATTERNS + 1];
     int n = 0;
     for (int i = 0; i < 3; i++) {
@@ -213,7 +213,8 @@ static void load_once(void)
     if (process.status != COF_OK)
         snprintf(process.text, sizeof process.text, "%s", cof_last_error());
     else
-        cofi_log(COFI_LOG_PROCESS, "cuDNN %d from %s", process.lib.version, process.lib.path);
+        cofi_log(COFI_LOG_PROCESS, "cuDNN %s from %s",
+                 cofi_cudnn_version_text(process.lib.version, version), process.lib.path);
 }
 
 cof_status cofi_cudnn_load(const struct cofi_cudnn **lib)
