@@ -161,6 +161,7 @@ static cof_status prepare(const struct cofi_cudnn *lib, struct planned *p)
 /* The plans that have not been used for longest go, beyond MAX_IDLE. */
 static void evict(const struct cofi_cudnn *lib)
 {
+    struct cofi_cuda_scope scope;
     int n_idle = 0;
     for (struct planned **at = &cache.plans; *at;) {
         struct planned *p = *at;
@@ -170,7 +171,10 @@ static void evict(const struct cofi_cudnn *lib)
             continue;
         }
         *at = p->next;
-        cofi_cudnn_plan_close(lib, &p->plan);
+        if (cofi_cuda_enter(p->device, &scope) == COF_OK) {
+            cofi_cudnn_plan_close(lib, &p->plan);
+            cofi_cuda_leave(&scope);
+        }
         free(p);
     }
 }
@@ -287,6 +291,7 @@ static cof_status run_once(const struct cofi_attention_kernel *kernel, char *mem
     COF_TRY(run(kernel, memory, memory, memory, memory, (float *)(void *)memory,
                 memory + tensor_bytes, stream));
     COF_CUDA(cudaStreamSynchronize(stream));
+    COF_CUDNN(kernel->lib, SetStream(kernel->handle, NULL)); /* for this stream goes */
     return COF_OK;
 }
 
