@@ -15,6 +15,7 @@
 
 #ifdef COFI_CUDA
 #include <assert.h>
+#include <sys/stat.h>
 
 #include "ops/attention/attention_cudnn.h"
 #include "ops/attention/attention_engine.h"
@@ -61,6 +62,51 @@ static void test_search(void)
                 "looked in the process, Python's packages and the system");
     CHECK(strstr(cof_last_error(), "no Python package nvidia-cudnn; libcofuse-none.so.9: cannot"),
           "got \"%s\"", cof_last_error());
+}
+
+/* A tree as an active environment has it: PATH leads to its packages. */
+static void test_python(void)
+{
+    static const char *const below[] = {"/bin", "/lib", "/lib/python3.99",
+                                        "/lib/python3.99/site-packages",
+                                        "/lib/python3.99/site-packages/nvidia",
+                                        "/lib/python3.99/site-packages/nvidia/cudnn",
+                                        "/lib/python3.99/site-packages/nvidia/cudnn/lib"};
+    enum { N = sizeof below / sizeof below[0] };
+    char root[] = "/tmp/cofuse-python-XXXXXX", path[256], python[64], file[256];
+    struct cofi_cudnn_folders folders;
+    struct cofi_cudnn lib;
+    CHECK(mkdtemp(root) != NULL, "no folder %s", root);
+    for (int i = 0; i < N; i++) {
+        snprintf(path, sizeof path, "%s%s", root, below[i]);
+        CHECK(mkdir(path, 0700) == 0, "no folder %s", path);
+    }
+    snprintf(python, sizeof python, "%s/bin/python3", root);
+    snprintf(file, sizeof file, "%s%s/libcudnn.so.9", root, below[N - 1]);
+    CHECK(symlink("/bin/sh", python) == 0 && symlink("/dev/null", file) == 0, "no links");
+    char *before = strdup(getenv("PATH") ? getenv("PATH") : "");
+    snprintf(path, sizeof path, "/nonexistent::%s/bin", root);
+    setenv("PATH", path, 1);
+    cofi_cudnn_python_folders(&folders);
+    setenv("PATH", before, 1);
+    free(before);
+    snprintf(path, sizeof path, "%s/bin/../lib/python3*/site-packages", root);
+    bool is_there = false;
+    for (int i = 0; i < folders.n; i++)
+        is_there |= !strcmp(folders.at[i], path);
+    CHECK(is_there && folders.at[folders.n] == NULL, "no %s", path);
+    const char *const only[] = {path, NULL};
+    const struct cofi_cudnn_places places = {.python = only};
+    snprintf(file, sizeof file, "%s/bin/..%s/libcudnn.so.9: ", root, below[N - 1]);
+    CHECK_FAILS(cofi_cudnn_find(&places, &lib), COF_ERR_UNSUPPORTED, file);
+    snprintf(file, sizeof file, "%s%s/libcudnn.so.9", root, below[N - 1]);
+    unlink(file);
+    unlink(python);
+    for (int i = N - 1; i >= 0; i--) {
+        snprintf(path, sizeof path, "%s%s", root, below[i]);
+        rmdir(path);
+    }
+    CHECK(rmdir(root) == 0, "%s stays", root);
 }
 
 static void test_versions(void)
@@ -416,6 +462,7 @@ static void test_described_device(void)
 int main(void)
 {
     test_search();
+    test_python();
     test_versions();
     test_parts();
     test_graphs();

@@ -158,8 +158,18 @@ struct cofi_cudnn_places {
                                    place when it is given */
     const char *loaded, *system; /* what dlopen is asked for: a library loaded already, and one
                                     that the loader finds */
-    const char *const *python;  /* patterns of glob, ended by NULL, of folders of packages */
+    const char *const *python;  /* folders of packages, as below */
 };
+
+/* Folders of Python packages, as patterns of glob: of a Python that runs in this process, of those
+ * in PATH, of the user, of the system. */
+enum { COFI_CUDNN_MAX_FOLDERS = 24 };
+struct cofi_cudnn_folders {
+    char text[COFI_CUDNN_MAX_FOLDERS][300];
+    const char *at[COFI_CUDNN_MAX_FOLDERS + 1]; /* ends with NULL */
+    int n;
+};
+void cofi_cudnn_python_folders(struct cofi_cudnn_folders *folders);
 
 /* COF_ERR_UNSUPPORTED: none there, with all that was tried; or too old. */
 cof_status cofi_cudnn_find(const struct cofi_cudnn_places *places, struct cofi_cudnn *lib_out);

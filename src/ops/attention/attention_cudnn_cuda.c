@@ -405,7 +405,6 @@ static bool can(int device, const struct cofi_attention_shape *shape, char *why,
     if (look(device, shape) == COF_OK)
         return true;
     snprintf(why, bytes, "%s", cof_last_error());
-    cofi_log(COFI_LOG_PLAN, "no section by cuDNN: %s", why);
     return false;
 }
 

@@ -2,9 +2,9 @@
  * SPDX-License-Identifier: Apache-2.0 */
 /* cuDNN's operation graphs: descriptors, heuristics, execution plans, runs. Everything in cuDNN is
  * a descriptor that is created, given attributes and finalized, in this order. */
+#include <stdio.h>
 #include <string.h>
 
-#include "core/log.h"
 #include "ops/attention/attention_cudnn.h"
 
 enum {
@@ -20,13 +20,18 @@ struct attribute {
     const void *elements;
 };
 
-static cof_status set(const struct cofi_cudnn *lib, void *descriptor, int name, int type, int64_t n,
-                      const void *elements)
+/* An error with cuDNN's number for what it is about. */
+static cof_status fail(const struct cofi_cudnn *lib, int error, const char *what, int number)
 {
-    int error = lib->BackendSetAttribute(descriptor, name, type, n, elements);
-    if (error)
-        return cofi_cudnn_error(__FILE_NAME__, name, lib, error, "cudnnBackendSetAttribute");
-    return COF_OK;
+    char text[64];
+    snprintf(text, sizeof text, "%s %d", what, number);
+    return cofi_cudnn_error(__FILE_NAME__, __LINE__, lib, error, text);
+}
+
+static cof_status set(const struct cofi_cudnn *lib, void *descriptor, const struct attribute *a)
+{
+    int error = lib->BackendSetAttribute(descriptor, a->name, a->type, a->n, a->elements);
+    return error ? fail(lib, error, "attribute", a->name) : COF_OK;
 }
 
 /* A finished descriptor, which is the caller's; *out is NULL on an error. */
@@ -38,12 +43,10 @@ static cof_status make(const struct cofi_cudnn *lib, int kind, int n,
     COF_CUDNN(lib, BackendCreateDescriptor(kind, &descriptor));
     cof_status status = COF_OK;
     for (int i = 0; i < n && status == COF_OK; i++)
-        status = set(lib, descriptor, attributes[i].name, attributes[i].type, attributes[i].n,
-                     attributes[i].elements);
+        status = set(lib, descriptor, &attributes[i]);
     if (status == COF_OK) {
         int error = lib->BackendFinalize(descriptor);
-        if (error)
-            status = cofi_cudnn_error(__FILE_NAME__, kind, lib, error, "cudnnBackendFinalize");
+        status = error ? fail(lib, error, "descriptor of type", kind) : COF_OK;
     }
     if (status != COF_OK)
         lib->BackendDestroyDescriptor(descriptor);

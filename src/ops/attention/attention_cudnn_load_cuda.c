@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "core/config.h"
 #include "core/log.h"
@@ -173,11 +174,66 @@ cof_status cofi_cudnn_find(const struct cofi_cudnn_places *p, struct cofi_cudnn 
     return COF_OK;
 }
 
-/* ---- the process's -------------------------------------------------------------------------- */
+/* ---- Python's packages ---------------------------------------------------------------------- */
 
-/* Folders of Python packages: of the environment in use, of the user, of the system. A Python with
- * torch in it has cuDNN loaded already. */
-enum { N_FIXED = 4, N_PATTERNS = N_FIXED + 3 };
+static void add_folder(struct cofi_cudnn_folders *f, int n, const char *begin, const char *end)
+{
+    char *text = f->text[f->n];
+    if (f->n == COFI_CUDNN_MAX_FOLDERS)
+        return;
+    snprintf(text, sizeof f->text[0], "%.*s%s", n, begin, end);
+    for (int i = 0; i < f->n; i++)
+        if (!strcmp(f->text[i], text))
+            return;
+    f->at[f->n++] = text;
+    f->at[f->n] = NULL;
+}
+
+/* Where a library that is loaded is one of a package: that of a running Python. */
+static int add_of_library(struct dl_phdr_info *info, size_t bytes, void *folders)
+{
+    static const char *const names[] = {"/site-packages/", "/dist-packages/"};
+    (void)bytes;
+    for (int i = 0; i < 2; i++) {
+        const char *at = info->dlpi_name ? strstr(info->dlpi_name, names[i]) : NULL;
+        if (at)
+            add_folder(folders, (int)(at - info->dlpi_name + (long)strlen(names[i]) - 1),
+                       info->dlpi_name, "");
+    }
+    return 0;
+}
+
+/* What belongs to each python3 of PATH, as an environment that is active has it. */
+static void add_of_path(struct cofi_cudnn_folders *folders)
+{
+    char python[512];
+    const char *path = getenv("PATH");
+    for (const char *at = path ? path : "", *end; *at; at = *end ? end + 1 : end) {
+        end = strchrnul(at, ':');
+        const int n = (int)(end - at);
+        snprintf(python, sizeof python, "%.*s/python3", n, at);
+        if (n == 0 || access(python, X_OK) != 0)
+            continue;
+        add_folder(folders, n, at, "/../lib/python3*/site-packages");
+        add_folder(folders, n, at, "/../local/lib/python3*/dist-packages");
+        add_folder(folders, n, at, "/../lib/python3*/dist-packages");
+    }
+}
+
+void cofi_cudnn_python_folders(struct cofi_cudnn_folders *folders)
+{
+    const char *home = getenv("HOME");
+    folders->n = 0;
+    folders->at[0] = NULL;
+    dl_iterate_phdr(add_of_library, folders);
+    add_of_path(folders);
+    if (home && *home)
+        add_folder(folders, (int)strlen(home), home, "/.local/lib/python3*/site-packages");
+    add_folder(folders, 0, "", "/usr/local/lib/python3*/site-packages");
+    add_folder(folders, 0, "", "/usr/local/lib/python3*/dist-packages");
+}
+
+/* ---- the process's -------------------------------------------------------------------------- */
 
 static struct {
     struct cofi_cudnn lib;
@@ -187,28 +243,11 @@ static struct {
 
 static void load_once(void)
 {
-    static const char *const fixed[N_FIXED] = {
-        "/usr/local/lib/python3*/site-packages", "/usr/local/lib/python3*/dist-packages",
-        "/usr/lib/python3*/site-packages", "/usr/lib/python3*/dist-packages"};
-    static const struct {
-        const char *variable, *below;
-    } own[] = {{"VIRTUAL_ENV", "lib/python3*/site-packages"},
-               {"CONDA_PREFIX", "lib/python3*/site-packages"},
-               {"HOME", ".local/lib/python3*/site-packages"}};
-    char texts[3][300], version[24];
-    const char *patterns[N_PATTERNS + 1];
-    int n = 0;
-    for (int i = 0; i < 3; i++) {
-        const char *folder = getenv(own[i].variable);
-        if (!folder || !*folder)
-            continue;
-        snprintf(texts[i], sizeof texts[i], "%s/%s", folder, own[i].below);
-        patterns[n++] = texts[i];
-    }
-    memcpy(&patterns[n], fixed, sizeof fixed);
-    patterns[n + N_FIXED] = NULL;
+    struct cofi_cudnn_folders folders;
+    char version[24];
     const char *named = cofi_config_text(COFI_VAR_CUDNN_PATH);
-    const struct cofi_cudnn_places places = {*named ? named : NULL, SONAME, SONAME, patterns};
+    cofi_cudnn_python_folders(&folders);
+    const struct cofi_cudnn_places places = {*named ? named : NULL, SONAME, SONAME, folders.at};
     process.status = cofi_cudnn_find(&places, &process.lib);
     if (process.status != COF_OK)
         snprintf(process.text, sizeof process.text, "%s", cof_last_error());
