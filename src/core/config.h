@@ -41,6 +41,8 @@ enum cofi_var_type { COFI_INT, COFI_SECONDS, COFI_CHOICE, COFI_TEXT };
       "device memory between ranks: descriptors of cuMem*, or the older handles of cudaIpc*")      \
     X(TAGGED_UNITS, "COFUSE_TAGGED_UNITS", COFI_CHOICE, "auto", "auto|lines|words",                \
       "what carries its own signal between devices: 128-byte lines (auto: over NVLink), 16 bytes") \
+    X(ATTENTION_ENGINE, "COFUSE_ATTENTION_ENGINE", COFI_CHOICE, "auto", "auto|cudnn|exact",        \
+      "attention on CUDA devices: cuDNN where it can (auto), cuDNN, or kernels in fp32")           \
     X(LOG, "COFUSE_LOG", COFI_INT, "0", "0-5",                                                     \
       "log to stderr: 1 errors, 2 per process, 3 per plan, 4 per run, 5 per phase")
 

@@ -9,7 +9,7 @@
 
 #include "ops/attention/attention_cpu.h" /* cofi_band */
 
-/* Of a [B, rows, heads, dim] tensor, in elements; the head dim is contiguous. Any sign: element
+/* Of a [B, rows, heads, dim] tensor, in elements; the head dim is contiguous: element
  * (b, row, h, d) is at b * batch + row * row + h * head + d. */
 struct cofi_attention_strides {
     int64_t batch, row, head;
