@@ -79,7 +79,9 @@ static void check_forward(const struct cofi_attention_problem *p)
                 double sum = 0, o[64] = {0};
                 for (int64_t j = 0; j < p->n_rows; j++) {
                     double s = 0;
-                    if (p->mask == COF_MASK_CAUSAL && j > i)
+                    if ((p->mask == COF_MASK_CAUSAL && j > i) ||
+                        (p->has_window && ((p->window.left >= 0 && j < i - p->window.left) ||
+                                           (p->window.right >= 0 && j > i + p->window.right))))
                         continue;
                     int64_t kv = (b * p->n_rows + j) * p->n_kv_heads + h / g;
                     for (int64_t d = 0; d < p->dim_qk; d++)
@@ -208,14 +210,18 @@ int main(void)
                                         {1, 1, 1, 1, 4, 4},  {1, 5, 2, 1, 5, 3},
                                         {2, 17, 4, 2, 8, 8}, {1, 33, 3, 3, 6, 12},
                                         {1, 40, 4, 1, 16, 5}};
+    static const cof_window windows[] = {{-1, -1}, {0, 0}, {3, 1}, {-1, 2}, {18, -1}};
+    enum { N_MASKS = 2, N_WINDOWS = sizeof windows / sizeof windows[0] };
     for (size_t n = 0; n < sizeof shapes / sizeof shapes[0]; n++)
-        for (int mask = COF_MASK_NONE; mask <= COF_MASK_CAUSAL; mask++) {
+        for (int m = 0; m < N_MASKS * N_WINDOWS; m++) {
             const int64_t *s = shapes[n];
-            snprintf(now, sizeof now, "shape %d mask %d", (int)n, mask);
+            int mask = m % N_MASKS, window = m / N_MASKS;
+            snprintf(now, sizeof now, "shape %d mask %d window %d", (int)n, mask, window);
             fill(in_q, 1), fill(in_k, 2), fill(in_v, 3), fill(in_dout, 4);
             struct cofi_attention_problem p = {
                 .n_batch = s[0], .n_rows = s[1], .n_heads = s[2], .n_kv_heads = s[3],
-                .dim_qk = s[4], .dim_v = s[5], .mask = (cof_mask)mask, .scale = 0.3,
+                .dim_qk = s[4], .dim_v = s[5], .mask = (cof_mask)mask, .has_window = window > 0,
+                .window = windows[window], .scale = 0.3,
                 .q = view(in_q, s[1], s[2], s[4]), .k = view(in_k, s[1], s[3], s[4]),
                 .v = view(in_v, s[1], s[3], s[5]), .dout = view(in_dout, s[1], s[2], s[5])};
             REQUIRE(cofi_attention_ref_all(&p, &ref) == COF_OK);

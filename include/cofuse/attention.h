@@ -58,6 +58,12 @@ typedef struct cof_attention_params {
     int wire_f32;                    /* 1: dK, dV travel in fp32 instead of dtype */
     int save_kv;                     /* 1: forward keeps K, V of the others in args.saved_kv, and
                                         backward reads them there instead of fetching them again */
+    int has_window;                  /* 1: of the keys that the mask leaves, query row i sees rows
+                                        i - window_left .. i + window_right */
+    int64_t window_left;             /* >= 0, or -1: no limit on that side; 0 without has_window */
+    int64_t window_right;            /* the same; with a causal mask 0 is the most that counts */
+    int only_compact;                /* CUDA: 1: tensors of calls have the strides of compact ones,
+                                        and the plan no memory for copies of others */
 } cof_attention_params;
 #ifdef __cplusplus
 #define COF_ATTENTION_PARAMS_INIT {sizeof(cof_attention_params)}

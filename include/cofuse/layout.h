@@ -39,6 +39,12 @@ typedef struct cof_layout {
 /** Masks as far as a layout is concerned. */
 typedef enum cof_mask { COF_MASK_NONE = 0, COF_MASK_CAUSAL = 1 } cof_mask;
 
+/** A sliding window: query row i sees, of the keys that the mask leaves, rows i - left .. i + right.
+ * -1: no limit on that side. */
+typedef struct cof_window {
+    int64_t left, right;
+} cof_window;
+
 /** Number of chunks: 2P or P. */
 COF_API int64_t cof_layout_chunks(const cof_layout *layout);
 
@@ -78,6 +84,14 @@ COF_API int64_t cof_layout_local_row(const cof_layout *layout, int64_t global_ro
  * answer serves reader, writer and owner.
  */
 COF_API int cof_layout_needs(const cof_layout *layout, cof_mask mask, int rank, int64_t chunk);
+
+/**
+ * The same with a window (NULL: none): global rows [*begin_out, *end_out) of `chunk` are those from
+ * the first key that some query of `rank` sees to the last one. 0, and both 0, when it sees none.
+ */
+COF_API int cof_layout_needed_rows(const cof_layout *layout, cof_mask mask,
+                                   const cof_window *window, int rank, int64_t chunk,
+                                   int64_t *begin_out, int64_t *end_out);
 
 #ifdef __cplusplus
 }

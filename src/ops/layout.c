@@ -170,19 +170,39 @@ int64_t cof_layout_local_row(const cof_layout *layout, int64_t global_row)
            cof_layout_chunk_start(layout, chunk);
 }
 
-int cof_layout_needs(const cof_layout *layout, cof_mask mask, int rank, int64_t chunk)
+/* A limit of a window in rows; the whole sequence where there is none. */
+static int64_t limit_of(const cof_layout *layout, int64_t limit)
 {
+    return limit < 0 || limit > layout->n_rows ? layout->n_rows : limit;
+}
+
+int cof_layout_needed_rows(const cof_layout *layout, cof_mask mask, const cof_window *window,
+                           int rank, int64_t chunk, int64_t *begin_out, int64_t *end_out)
+{
+    *begin_out = *end_out = 0;
     if (!rank_ok(layout, rank) || !chunk_ok(layout, chunk) ||
         (mask != COF_MASK_NONE && mask != COF_MASK_CAUSAL))
         return 0;
-    if (cof_layout_chunk_rows(layout, chunk) == 0)
-        return 0;
-    int64_t first_key = mask == COF_MASK_CAUSAL ? cof_layout_chunk_start(layout, chunk) : 0;
+    const int64_t left = limit_of(layout, window ? window->left : -1);
+    const int64_t right = mask == COF_MASK_CAUSAL ? 0 : limit_of(layout, window ? window->right : -1);
+    const int64_t start = cof_layout_chunk_start(layout, chunk);
+    const int64_t stop = start + cof_layout_chunk_rows(layout, chunk);
     for (int half = 0; half < cof_layout_halves(layout); half++) {
-        int64_t own = cof_layout_chunk(layout, rank, half);
-        int64_t rows = cof_layout_chunk_rows(layout, own);
-        if (rows > 0 && cof_layout_chunk_start(layout, own) + rows - 1 >= first_key)
-            return 1;
+        const int64_t own = cof_layout_chunk(layout, rank, half);
+        const int64_t first = cof_layout_chunk_start(layout, own);
+        const int64_t rows = cof_layout_chunk_rows(layout, own);
+        const int64_t begin = start > first - left ? start : first - left;
+        const int64_t end = stop < first + rows + right ? stop : first + rows + right;
+        if (rows == 0 || begin >= end)
+            continue;
+        *begin_out = *end_out == 0 || begin < *begin_out ? begin : *begin_out;
+        *end_out = end > *end_out ? end : *end_out;
     }
-    return 0;
+    return *end_out > 0;
+}
+
+int cof_layout_needs(const cof_layout *layout, cof_mask mask, int rank, int64_t chunk)
+{
+    int64_t begin, end;
+    return cof_layout_needed_rows(layout, mask, NULL, rank, chunk, &begin, &end);
 }

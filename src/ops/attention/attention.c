@@ -1,6 +1,6 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* Parameters, plan and arguments of attention; the schedule is attention_calls.c. */
+/* Parameters, plan and arguments of attention, on any device; a back end does the rest. */
 #include "ops/attention/attention.h"
 
 #include <math.h>
@@ -8,18 +8,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/cpu/vec.h"
 #include "core/tensor.h"
 #include "core/log.h"
 #include "core/sized.h"
 #include "symm/engine.h"
-#include "symm/memory.h"
-#include "symm/stream.h"
 
 #define MAX_HEAD_DIM 512
-/* Up to here gather is no slower than ring (docs/performance.md). Of the global shape alone: the
- * two have other bits. */
-#define GATHER_MAX_ROWS 512
+#define MAX_WINDOW (INT64_C(1) << 56)
 
 /* ---- parameters ----------------------------------------------------------------------------- */
 
@@ -46,12 +41,28 @@ static cof_status check_choices(const cof_attention_params *p)
         const char *name;
         int value;
     } flags[] = {{"forward_only", p->forward_only}, {"wire_f32", p->wire_f32},
-                 {"save_kv", p->save_kv}};
+                 {"save_kv", p->save_kv}, {"has_window", p->has_window},
+                 {"only_compact", p->only_compact}};
     for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++)
         COF_FAIL_IF((flags[i].value | 1) != 1, COF_ERR_INVALID, "params.%s = %d: wanted 0 or 1",
                     flags[i].name, flags[i].value);
     COF_FAIL_IF(p->save_kv && p->forward_only, COF_ERR_INVALID,
                 "params.save_kv = 1: with forward_only nothing reads what is saved");
+    return COF_OK;
+}
+
+static cof_status check_window(const cof_attention_params *p)
+{
+    const struct {
+        const char *name;
+        int64_t value;
+    } sides[] = {{"window_left", p->window_left}, {"window_right", p->window_right}};
+    for (size_t i = 0; i < sizeof sides / sizeof sides[0]; i++)
+        COF_FAIL_IF(p->has_window ? sides[i].value < -1 || sides[i].value > MAX_WINDOW
+                                  : sides[i].value != 0,
+                    COF_ERR_INVALID, "params.%s = %lld: wanted %s", sides[i].name,
+                    (long long)sides[i].value,
+                    p->has_window ? "-1 (no limit) .. 2^56" : "0 without has_window");
     return COF_OK;
 }
 
@@ -83,27 +94,51 @@ static cof_status check_sizes(const cof_team *team, const cof_attention_params *
 }
 
 /* Validates, and fills defaults in. */
-static cof_status read_params(const cof_team *team, const cof_attention_params *given,
-                              cof_attention_params *p)
+static cof_status read_params(const cof_team *team, const struct cofi_attention_backend *backend,
+                              const cof_attention_params *given, cof_attention_params *p)
 {
-    COF_TRY(cofi_sized_read(p, sizeof *p, COFI_SIZE_THROUGH(cof_attention_params, save_kv), given,
-                            "params"));
+    COF_TRY(cofi_sized_read(p, sizeof *p, COFI_SIZE_THROUGH(cof_attention_params, only_compact),
+                            given, "params"));
     p->n_kv_heads = p->n_kv_heads ? p->n_kv_heads : p->n_heads;
     p->head_dim_v = p->head_dim_v ? p->head_dim_v : p->head_dim_qk;
     COF_TRY(check_choices(p));
+    COF_TRY(check_window(p));
     COF_TRY(check_sizes(team, p));
     if (p->schedule == COF_SCHEDULE_DEFAULT)
-        p->schedule = p->n_rows <= GATHER_MAX_ROWS ? COF_SCHEDULE_GATHER : COF_SCHEDULE_RING;
+        p->schedule =
+            p->n_rows <= backend->gather_max_rows ? COF_SCHEDULE_GATHER : COF_SCHEDULE_RING;
     p->scale = p->scale != 0 ? p->scale : 1 / sqrt((double)p->head_dim_qk);
     return COF_OK;
 }
 
 /* ---- sizes ---------------------------------------------------------------------------------- */
 
-static void set_shape(struct cofi_attention_plan *plan, const cof_team *team,
-                      const cof_attention_params *p)
+static bool is_limit(int64_t side, int64_t n_rows)
 {
-    plan->params = *p;
+    return side >= 0 && side < n_rows - 1;
+}
+
+/* A window that leaves all keys is none. */
+static struct cofi_sight sight_of(const cof_attention_params *p)
+{
+    bool is_causal = p->mask == COF_MASK_CAUSAL;
+    bool has_window =
+        p->has_window && (is_limit(p->window_left, p->n_rows) ||
+                          (!is_causal && is_limit(p->window_right, p->n_rows)));
+    return (struct cofi_sight){p->mask, has_window, {p->window_left, p->window_right}};
+}
+
+/* From params to sizes; local. */
+static cof_status set_up(struct cofi_attention_plan *plan, cof_team *team,
+                         const cof_attention_params *params)
+{
+    plan->base.team = team;
+    plan->backend = team->world->ops->device ? cofi_attention_cuda() : &cofi_attention_cpu;
+    COF_FAIL_IF(!plan->backend, COF_ERR_UNSUPPORTED,
+                "attention: this library was built without CUDA");
+    cof_attention_params *p = &plan->params;
+    COF_TRY(read_params(team, plan->backend, params, p));
+    plan->sight = sight_of(p);
     plan->rank = cof_team_rank(team);
     plan->n_ranks = cof_team_size(team);
     plan->layout = layout_of(team, p);
@@ -118,189 +153,83 @@ static void set_shape(struct cofi_attention_plan *plan, const cof_team *team,
         .elem = cofi_elem_of(p->dtype),
         .scale = (float)p->scale,
     };
-}
-
-static enum cofi_elem wire_elem(const struct cofi_attention_plan *plan)
-{
-    return plan->params.wire_f32 ? COFI_ELEM_F32 : plan->dims.elem;
-}
-
-static int n_slots(const struct cofi_attention_plan *plan)
-{
-    return plan->params.forward_only ? 0 : cofi_grad_slots(plan->n_ranks);
-}
-
-static struct cofi_kv_buffer take_kv(const struct cofi_attention_plan *plan, char *base,
-                                     size_t *used, int64_t rows, enum cofi_elem elem)
-{
-    const struct cofi_attention_dims *d = &plan->dims;
-    int64_t heads = d->n_batch * d->n_kv_heads;
-    int64_t row_elements[2] = {heads * d->dim_qk, heads * d->dim_v};
-    return cofi_kv_take(base, used, rows, row_elements, elem);
-}
-
-/* Rows of others' keys that are held at once, in a buffer. */
-static int64_t kept_rows(const struct cofi_attention_plan *plan)
-{
-    return cofi_attention_gathers(plan) ? plan->params.n_rows : plan->max_rows;
-}
-
-/* Buffers for fetched keys: the plan's own, or in saved_kv. */
-static size_t lay_out_kept(struct cofi_attention_plan *plan, char *base, size_t *used)
-{
-    size_t counted = 0;
-    bool saves = plan->params.save_kv, gathers = cofi_attention_gathers(plan);
-    for (int s = 0; s < (gathers || saves ? 1 : 2); s++)
-        plan->staging[s] =
-            take_kv(plan, saves ? NULL : base, saves ? &counted : used, kept_rows(plan),
-                    plan->dims.elem);
-    plan->kept_bytes = counted;
-    return !saves ? 0 : gathers ? counted : counted * (size_t)(plan->n_ranks - 1);
-}
-
-/* Bytes of the arena's data; sets the offsets. */
-static size_t lay_out_symmetric(struct cofi_attention_plan *plan)
-{
-    size_t used = 0;
-    if (plan->n_ranks == 1)
-        return 0;
-    plan->published = take_kv(plan, NULL, &used, plan->max_rows, plan->dims.elem);
-    for (int s = 0; s < n_slots(plan); s++)
-        plan->home.slot[s] = take_kv(plan, NULL, &used, plan->max_rows, wire_elem(plan));
-    return used;
-}
-
-/* Bytes of local memory; sets the pointers when `base` is not NULL. */
-static size_t lay_out_local(struct cofi_attention_plan *plan, char *base)
-{
-    const struct cofi_attention_dims *d = &plan->dims;
-    size_t used = 0, f = sizeof(float);
-    size_t q_heads = (size_t)(d->n_batch * d->n_heads * plan->local_rows);
-    int64_t k_rows = kept_rows(plan);
-    size_t k_heads = (size_t)(d->n_batch * d->n_heads * k_rows); /* per query head */
-    size_t own_kv = (size_t)(d->n_batch * d->n_kv_heads * plan->local_rows);
-    size_t dim[2] = {(size_t)d->dim_qk, (size_t)d->dim_v};
-    plan->state = (struct cofi_attention_state){
-        .acc = cofi_take(base, &used, q_heads * dim[1] * f),
-        .m = cofi_take(base, &used, q_heads * f),
-        .l = cofi_take(base, &used, q_heads * f),
-        .n_rows = plan->local_rows,
-    };
-    if (plan->n_ranks > 1)
-        plan->saved_bytes = lay_out_kept(plan, base, &used);
-    if (plan->params.forward_only)
-        return used;
-    plan->grad = (struct cofi_attention_grad_state){
-        .delta = cofi_take(base, &used, q_heads * f),
-        .lse = cofi_take(base, &used, q_heads * f),
-        .dq = cofi_take(base, &used, q_heads * dim[0] * f),
-        .dk = cofi_take(base, &used, k_heads * dim[0] * f),
-        .dv = cofi_take(base, &used, k_heads * dim[1] * f),
-        .n_q_rows = plan->local_rows,
-        .n_k_rows = k_rows,
-    };
-    for (int is_v = 0; is_v < 2 && plan->n_ranks > 1; is_v++)
-        plan->home.acc[is_v] = cofi_take(base, &used, own_kv * dim[is_v] * f);
-    for (int s = 0; s < n_slots(plan); s++)
-        plan->home.outbox[s] = take_kv(plan, base, &used, plan->max_rows, wire_elem(plan));
-    return used;
+    if (plan->backend->check)
+        COF_TRY(plan->backend->check(plan));
+    return plan->backend->lay_out(plan);
 }
 
 cof_status cof_attention_workspace(cof_team *team, const cof_attention_params *params,
                                    cof_workspace_sizes *sizes)
 {
     struct cofi_attention_plan plan = {0};
-    cof_attention_params p;
     COF_FAIL_IF(!team, COF_ERR_INVALID, "team: NULL");
-    COF_TRY(read_params(team, params, &p));
-    set_shape(&plan, team, &p);
-    size_t symmetric = lay_out_symmetric(&plan);
+    COF_TRY(set_up(&plan, team, params));
     return cofi_workspace_write(
-        sizes,
-        &(cof_workspace_sizes){
-            .local = lay_out_local(&plan, NULL) + sizeof plan,
-            .symmetric = cofi_arena_slab_bytes(plan.n_ranks, symmetric, COFI_ATTENTION_PURPOSES),
-            .saved = plan.saved_bytes,
-            .words = cofi_arena_words_bytes(plan.n_ranks, COFI_ATTENTION_PURPOSES)});
+        sizes, &(cof_workspace_sizes){
+                   .local = plan.local_bytes + sizeof plan,
+                   .symmetric = cofi_arena_slab_bytes(plan.n_ranks, plan.symmetric_bytes,
+                                                      COFI_ATTENTION_PURPOSES),
+                   .saved = plan.saved_bytes,
+                   .words = cofi_arena_words_bytes(plan.n_ranks, COFI_ATTENTION_PURPOSES)});
 }
 
 /* ---- plan ----------------------------------------------------------------------------------- */
 
+static void describe_window(const cof_attention_params *p, char *text, size_t bytes)
+{
+    if (p->has_window)
+        snprintf(text, bytes, "%lld:%lld", (long long)p->window_left, (long long)p->window_right);
+    else
+        snprintf(text, bytes, "none");
+}
+
 static void describe(struct cofi_attention_plan *plan, const cof_arena *arena)
 {
     const cof_attention_params *p = &plan->params;
-    char engine[40];
+    char engine[40], window[48], words[120] = "";
     cofi_arena_name(plan->base.team, arena, engine, sizeof engine);
+    describe_window(p, window, sizeof window);
+    plan->backend->describe(plan, words, sizeof words);
     snprintf(plan->base.describe, sizeof plan->base.describe,
              "attention format=%s dtype=%s B=%lld S=%lld H=%lld Hkv=%lld Dqk=%lld Dv=%lld mask=%s "
-             "layout=%s chunking=%s scale=%.9g wire=%s direction=%s schedule=%s save_kv=%d P=%d "
-             "engine=%s device=cpu isa=%s gemm=%s",
+             "window=%s layout=%s chunking=%s scale=%.9g wire=%s direction=%s schedule=%s "
+             "save_kv=%d P=%d engine=%s device=%s %s",
              p->format == COF_FORMAT_BSHD ? "bshd" : "sbhd", cof_dtype_name(p->dtype),
              (long long)p->n_batch, (long long)p->n_rows, (long long)p->n_heads,
              (long long)p->n_kv_heads, (long long)p->head_dim_qk, (long long)p->head_dim_v,
-             p->mask == COF_MASK_CAUSAL ? "causal" : "none",
+             p->mask == COF_MASK_CAUSAL ? "causal" : "none", window,
              p->layout == COF_LAYOUT_ZIGZAG ? "zigzag" : "contiguous",
              p->chunking == COF_CHUNKING_BALANCED ? "balanced" : "padded", p->scale,
              p->wire_f32 ? "f32" : cof_dtype_name(p->dtype), p->forward_only ? "forward" : "both",
              p->schedule == COF_SCHEDULE_GATHER ? "gather" : "ring", p->save_kv, plan->n_ranks,
-             engine, cofi_isa_name(cofi_isa()), cofi_gemm_name());
+             engine, plan->backend->name, words);
 }
 
 static void destroy(cof_plan *base)
 {
     struct cofi_attention_plan *plan = (struct cofi_attention_plan *)base;
-    cofi_cpu_stream_close(plan->comm);
+    if (plan->backend)
+        plan->backend->close(plan);
     cofi_arena_unbind(&plan->binding);
-    free(plan->memory);
     free(plan);
-}
-
-static cof_status allocate_local(struct cofi_attention_plan *plan)
-{
-    size_t bytes = lay_out_local(plan, NULL);
-    COF_TRY(cofi_memory_check(bytes));
-    plan->memory = aligned_alloc(128, bytes ? bytes : 128);
-    COF_FAIL_IF(!plan->memory, COF_ERR_NOMEM, "attention plan: no memory for %zu bytes", bytes);
-    lay_out_local(plan, plan->memory);
-    return plan->n_ranks == 1 ? COF_OK
-                              : cofi_world_stream_open(plan->base.team->world, 1, false,
-                                                       "cofuse-comm", &plan->comm);
-}
-
-static void set_home(struct cofi_attention_plan *plan)
-{
-    struct cofi_grad_exchange *home = &plan->home;
-    home->binding = &plan->binding;
-    home->ready = COFI_GRAD_READY;
-    home->ack = COFI_GRAD_ACK;
-    home->mark = COFI_GRAD_MARK;
-    home->prev_mark = COFI_PREV_GRAD_MARK;
-    home->rank = plan->rank;
-    home->n_ranks = plan->n_ranks;
-    home->local_rows = plan->local_rows;
-    memcpy(home->row_elements, plan->published.row_elements, sizeof home->row_elements);
 }
 
 /* On every rank alike, whatever its own status: the exchanges must match. */
 static cof_status build(struct cofi_attention_plan *plan, cof_team *team,
                         const cof_attention_params *params, cof_arena *arena)
 {
-    cof_attention_params p;
-    cof_status status = read_params(team, params, &p);
+    cof_status status = set_up(plan, team, params);
     if (status == COF_OK)
         status = cofi_arena_check(team, arena);
-    if (status == COF_OK) {
-        set_shape(plan, team, &p);
+    if (status == COF_OK)
         describe(plan, arena);
-    }
     COF_TRY(cofi_plan_agree(team, "attention", status, plan->base.describe));
-    COF_TRY(cofi_team_agree(team, "plan allocate", allocate_local(plan)));
     const struct cofi_binding_spec spec = {.op = "attention",
-                                           .payload_bytes = lay_out_symmetric(plan),
+                                           .payload_bytes = plan->symmetric_bytes,
                                            .n_purposes = COFI_ATTENTION_PURPOSES,
                                            .acks = COFI_ATTENTION_ACKS};
     COF_TRY(cofi_arena_bind(team, arena, &spec, &plan->binding));
-    set_home(plan);
+    COF_TRY(cofi_team_agree(team, "plan open", plan->backend->open(plan)));
     cofi_log(COFI_LOG_PLAN, "plan: %s", plan->base.describe);
     return COF_OK;
 }
@@ -319,6 +248,12 @@ cof_status cof_attention_plan_create(cof_team *team, const cof_attention_params 
 
 /* ---- calls ---------------------------------------------------------------------------------- */
 
+static cof_device device_of(const struct cofi_attention_plan *plan)
+{
+    int number = cof_world_device(plan->base.team->world);
+    return number < 0 ? (cof_device){COF_DEVICE_CPU, 0} : (cof_device){COF_DEVICE_CUDA, number};
+}
+
 static cof_status read_view(const struct cofi_attention_plan *plan, const cof_tensor *t,
                             const char *name, int64_t n_heads, int64_t dim,
                             struct cofi_attention_view *view)
@@ -328,8 +263,9 @@ static cof_status read_view(const struct cofi_attention_plan *plan, const cof_te
     bool is_bshd = plan->params.format == COF_FORMAT_BSHD;
     int64_t b = plan->dims.n_batch, s = plan->local_rows;
     int64_t shape[4] = {is_bshd ? b : s, is_bshd ? s : b, n_heads, dim}, stride[8];
-    COF_TRY(cofi_tensor_check(t, &(struct cofi_tensor_rule){name, plan->params.dtype, 4, shape,
-                                                            is_bshd ? bshd : sbhd}));
+    const struct cofi_tensor_rule rule = {name, plan->params.dtype, 4, shape,
+                                          is_bshd ? bshd : sbhd};
+    COF_TRY(cofi_tensor_check_on(t, &rule, device_of(plan)));
     cofi_tensor_strides(t, stride);
     *view = (struct cofi_attention_view){cofi_tensor_data(t), stride[is_bshd ? 0 : 1],
                                          stride[is_bshd ? 1 : 0], stride[2]};
@@ -344,7 +280,8 @@ static cof_status read_lse(const struct cofi_attention_plan *plan, const cof_ten
 {
     static const char *const dims[] = {"B", "H", "S_local"};
     int64_t shape[3] = {plan->dims.n_batch, plan->dims.n_heads, plan->local_rows}, stride[8];
-    COF_TRY(cofi_tensor_check(t, &(struct cofi_tensor_rule){"lse", COF_F32, 3, shape, dims}));
+    const struct cofi_tensor_rule rule = {"lse", COF_F32, 3, shape, dims};
+    COF_TRY(cofi_tensor_check_on(t, &rule, device_of(plan)));
     cofi_tensor_strides(t, stride);
     call->lse = cofi_tensor_data(t);
     call->lse_batch_stride = stride[0];
@@ -361,7 +298,8 @@ static cof_status read_saved(const struct cofi_attention_plan *plan, const cof_t
     if (!t && plan->saved_bytes == 0)
         return COF_OK;
     int64_t n = t && t->ndim == 1 && t->shape ? t->shape[0] : (int64_t)plan->saved_bytes;
-    COF_TRY(cofi_tensor_check(t, &(struct cofi_tensor_rule){"saved_kv", COF_U8, 1, &n, dims}));
+    const struct cofi_tensor_rule rule = {"saved_kv", COF_U8, 1, &n, dims};
+    COF_TRY(cofi_tensor_check_on(t, &rule, device_of(plan)));
     COF_FAIL_IF(n < (int64_t)plan->saved_bytes, COF_ERR_INVALID,
                 "saved_kv: %lld bytes, wanted at least %zu (cof_attention_workspace)", (long long)n,
                 plan->saved_bytes);
@@ -429,7 +367,6 @@ static cof_status run(cof_plan *base, const cof_attention_args *args, cof_stream
                 "plan: a plan of %s, wanted attention", base->op);
     struct cofi_attention_plan *plan = (struct cofi_attention_plan *)base;
     struct cofi_attention_call call;
-    struct cofi_cpu_stream *s;
     COF_FAIL_IF(backward && plan->params.forward_only, COF_ERR_INVALID,
                 "plan: made with forward_only = 1, it has no backward");
     COF_TRY(read_call(plan, args, backward, &call));
@@ -441,9 +378,7 @@ static cof_status run(cof_plan *base, const cof_attention_args *args, cof_stream
         plan->n_empty++;
         return COF_OK;
     }
-    COF_TRY(cofi_stream_begin(base->team->world, stream, &s));
-    cof_status status = cofi_attention_enqueue(plan, &call, backward, s);
-    return cofi_stream_end(base->team->world, stream, status);
+    return plan->backend->run(plan, &call, backward, stream);
 }
 
 cof_status cof_attention_forward(cof_plan *plan, const cof_attention_args *args, cof_stream stream)

@@ -130,19 +130,27 @@ static cof_status read_case(const char *line, struct cofi_attention_case *c)
     return COF_OK;
 }
 
-/* Key rows that ranks fetch from others, summed over the ranks; as many rows of gradients go home.
- */
-static int64_t foreign_rows(const cof_attention_params *p, int n_ranks)
+/* Rows that pass between ranks, summed over the ranks: keys that are fetched, and gradients that go
+ * home. */
+struct moved_rows {
+    int64_t keys, gradients;
+};
+
+static struct moved_rows moved_rows(const cof_attention_params *p, int n_ranks)
 {
     cof_layout layout = {p->layout, p->chunking, n_ranks, p->n_rows};
-    int64_t rows = 0;
+    struct cofi_sight sight = {p->mask, p->has_window, {p->window_left, p->window_right}};
+    struct moved_rows moved = {0, 0};
     for (int rank = 0; rank < n_ranks; rank++)
         for (int owner = 0; owner < n_ranks; owner++) {
-            int64_t begin, end;
-            cofi_attention_needed_rows(&layout, p->mask, rank, owner, &begin, &end);
-            rows += owner == rank ? 0 : end - begin;
+            struct cofi_rows_range rows[2];
+            int n = cofi_attention_needed(&layout, &sight, rank, owner, rows);
+            for (int i = 0; i < n && owner != rank; i++)
+                moved.keys += rows[i].end - rows[i].begin;
+            if (n > 0 && owner != rank)
+                moved.gradients += rows[n - 1].end - rows[0].begin;
         }
-    return rows;
+    return moved;
 }
 
 static cof_status size_case(const char *line, int n_ranks, struct cofi_bench_size *size_out)
@@ -155,10 +163,11 @@ static cof_status size_case(const char *line, int n_ranks, struct cofi_bench_siz
     size_t both_dims = (size_t)(p->head_dim_qk + p->head_dim_v);
     size_t all_heads = heads + (size_t)p->n_kv_heads; /* q with o, and k with v */
     size_t tensors = rows * all_heads * both_dims * element, lse = rows * heads * sizeof(float);
-    double moved = (double)foreign_rows(p, n_ranks) *
-                   (double)(p->n_batch * p->n_kv_heads) * (double)both_dims;
-    double keys = moved * (double)element; /* saved by forward, backward does not move them again */
-    double gradients = moved * (double)(p->wire_f32 ? sizeof(float) : element);
+    struct moved_rows moved = moved_rows(p, n_ranks);
+    double row = (double)(p->n_batch * p->n_kv_heads) * (double)both_dims;
+    /* Saved by forward, backward does not move keys again. */
+    double keys = (double)moved.keys * row * (double)element;
+    double gradients = (double)moved.gradients * row * (double)(p->wire_f32 ? 4 : element);
     *size_out = (struct cofi_bench_size){
         .n_directions = p->forward_only ? 1 : 2,
         .set_bytes = tensors * (p->forward_only ? 1 : 2) + lse + (p->save_kv ? (size_t)keys : 0),

@@ -13,7 +13,7 @@
 #include "ops/check.h"
 
 enum {
-    DTYPE, FORMAT, MASK, LAYOUT, CHUNKING, ROWS, BATCH, HEADS, DIMS, STRIDES, WIRE, DATA, CALLS,
+    DTYPE, FORMAT, MASK, WINDOW, LAYOUT, CHUNKING, ROWS, BATCH, HEADS, DIMS, STRIDES, WIRE, DATA, CALLS,
     DELAY, SCHEDULE, SAVE, N_FACTORS
 };
 enum { MAX_VALUES = 12 };
@@ -27,6 +27,9 @@ static const struct factor {
     [DTYPE] = {"dtype", 3, 3, {"bf16", "f32", "f16"}},
     [FORMAT] = {"format", 2, 2, {"bshd", "sbhd"}},
     [MASK] = {"mask", 2, 2, {"none", "causal"}},
+    /* Of chunks of c rows; -1: no limit. */
+    [WINDOW] = {"window", 9, 9, {"none", "0:0", "1:0", "c-1:1", "c:0", "c+1:c", "3c:3c", "-1:1",
+                                 "3c:-1"}},
     [LAYOUT] = {"layout", 2, 2, {"zigzag", "contiguous"}},
     [CHUNKING] = {"chunking", 2, 2, {"balanced", "padded"}},
     [ROWS] = {"s", 12, 8, {"0", "1", "2P-1", "2P", "2P+1", "7", "129", "698", "2999", "32769",
@@ -70,6 +73,12 @@ static const struct {
     {0, false, "dtype=f16 mask=causal s=698 heads=8:1 dims=96/96 calls=two"},
     {0, false, "dtype=f16 mask=causal s=129 data=inf_v dims=64/64"},
     {1 << 1 | 1 << 3, false, "mask=causal s=32769 dims=64/64 calls=fwd+bwd"},
+    {0, false, "mask=causal window=c-1:1 s=698 dims=64/64 calls=two"},
+    {0, false, "mask=causal window=c:0 s=698 dims=64/64 calls=fwd+bwd heads=8:1 chunking=padded"},
+    {0, false, "window=3c:3c s=698 dims=64/64 calls=two schedule=gather"},
+    {0, false, "window=c+1:c s=2999 dims=32/32 calls=fwd+bwd layout=contiguous"},
+    {0, false, "mask=causal window=1:0 s=129 data=integer calls=two dims=32/32 save_kv=1"},
+    {0, false, "mask=causal window=c+1:c s=698 data=nan_k dims=32/32"},
     {0, true, "mask=causal s=32769 dims=64/64 calls=fwd+bwd chunking=padded wire_f32=1"},
     {0, true, "dtype=f32 s=32769 dims=64/64 calls=fwd+bwd layout=contiguous"},
     {0, true, "dtype=f16 mask=causal s=32769 dims=64/64 calls=fwd+bwd"},
@@ -102,6 +111,28 @@ static int64_t rows_of(int n_ranks, int value)
     return strncmp(text, "2P", 2) == 0 ? 2 * n_ranks + atoi(text + 2) : atoi(text);
 }
 
+/* "-1", "3", "c", "c-1", "c+1", "3c". */
+static int64_t side_of(const char *text, int64_t chunk)
+{
+    const char *c = strchr(text, 'c');
+    const char *end = strchr(text, ':');
+    if (!c || (end && c > end))
+        return atoi(text);
+    int64_t rows = (c == text ? 1 : atoi(text)) * chunk + atoi(c + 1);
+    return rows > 0 ? rows : 0;
+}
+
+static void set_window(int n_ranks, const char *text, cof_attention_params *p)
+{
+    cof_layout layout = {p->layout, p->chunking, n_ranks, p->n_rows};
+    int64_t chunk = p->n_rows / cof_layout_chunks(&layout);
+    p->has_window = strcmp(text, "none") != 0;
+    if (!p->has_window)
+        return;
+    p->window_left = side_of(text, chunk);
+    p->window_right = side_of(strchr(text, ':') + 1, chunk);
+}
+
 static void to_case(int n_ranks, const struct tuple *t, struct cofi_attention_case *c)
 {
     *c = (struct cofi_attention_case){.params = COF_ATTENTION_PARAMS_INIT};
@@ -123,6 +154,7 @@ static void to_case(int n_ranks, const struct tuple *t, struct cofi_attention_ca
     p->mask = (cof_mask)t->value[MASK];
     p->layout = (cof_layout_kind)t->value[LAYOUT];
     p->chunking = (cof_chunking)t->value[CHUNKING];
+    set_window(n_ranks, factors[WINDOW].value[t->value[WINDOW]], p);
     p->forward_only = c->calls == COFI_CALLS_FORWARD;
     p->wire_f32 = t->value[WIRE];
     p->schedule = t->value[SCHEDULE] ? COF_SCHEDULE_GATHER : COF_SCHEDULE_RING;
@@ -143,8 +175,8 @@ static double work(const struct cofi_attention_case *c)
            (p->mask == COF_MASK_CAUSAL ? 2 : 1);
 }
 
-/* Integer data tells keys apart by the bits of their row number, one dim each. fp32 with large
- * logits and a handful of rows has too few numbers that count for a rule about their spread. */
+/* Integer data tells keys apart by the bits of their row number, one dim each. fp32 and fp16 with
+ * large logits and a handful of rows have too few numbers that count for a rule about their spread. */
 static bool legal(int n_ranks, const struct tuple *t)
 {
     struct cofi_attention_case c;
@@ -155,7 +187,7 @@ static bool legal(int n_ranks, const struct tuple *t)
                                                                              ? c.params.head_dim_qk
                                                                              : 20))
         return false;
-    if (c.data == COFI_DATA_LOGITS && t->value[DTYPE] == 1 && c.params.n_rows < 129)
+    if (c.data == COFI_DATA_LOGITS && t->value[DTYPE] != 0 && c.params.n_rows < 129)
         return false;
     return work(&c) <= MAX_WORK;
 }

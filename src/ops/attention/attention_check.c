@@ -113,8 +113,9 @@ static bool is_reached(const struct run *run, const struct cofi_attention_bad_el
         return false;
     if (bad->tensor == COFI_CT_Q)
         return h == bad->head && row == bad->row;
-    if (h / (p->n_heads / p->n_kv_heads) != bad->head ||
-        (p->mask == COF_MASK_CAUSAL && bad->row > row))
+    const struct cofi_attention_keys seen = cofi_attention_problem_keys(&run->data[0].problem, row);
+    if (h / (p->n_heads / p->n_kv_heads) != bad->head || bad->row < seen.begin ||
+        bad->row >= seen.end)
         return false;
     return bad->tensor == COFI_CT_K || d == bad->dim;
 }

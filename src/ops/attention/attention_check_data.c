@@ -35,7 +35,8 @@ static void place_data(const struct cofi_attention_case *c, struct room *room,
     *p = (struct cofi_attention_problem){
         .n_batch = a->n_batch, .n_rows = a->n_rows, .n_heads = a->n_heads,
         .n_kv_heads = a->n_kv_heads, .dim_qk = a->head_dim_qk, .dim_v = a->head_dim_v,
-        .mask = a->mask, .scale = a->scale != 0 ? a->scale : 1 / sqrt((double)a->head_dim_qk),
+        .mask = a->mask, .has_window = a->has_window,
+        .window = {a->window_left, a->window_right}, .scale = a->scale != 0 ? a->scale : 1 / sqrt((double)a->head_dim_qk),
         .elem = cofi_elem_of(a->dtype)};
     bool backward = cofi_attention_case_has_backward(c);
     struct cofi_attention_view *views[N_INPUTS] = {&p->q, &p->k, &p->v, &p->dout};
@@ -148,9 +149,11 @@ static float code(int64_t row, int64_t d)
 static int64_t target(const struct work *w, int64_t b, int64_t h, int64_t row)
 {
     const cof_attention_params *a = &w->c->params;
-    uint64_t n = (uint64_t)(a->mask == COF_MASK_CAUSAL ? row + 1 : a->n_rows);
+    const struct cofi_attention_keys seen = cofi_attention_problem_keys(&w->data->problem, row);
+    uint64_t n = (uint64_t)(seen.end - seen.begin);
     uint64_t idx = (uint64_t)((b * a->n_heads + h) * a->n_rows + row);
-    return (int64_t)(cofi_check_random(w->seed, 50 + (uint64_t)w->micro, idx) % n);
+    return seen.begin +
+           (int64_t)(cofi_check_random(w->seed, 50 + (uint64_t)w->micro, idx) % n);
 }
 
 /* Integer data: q = 64 code(target), k = code(row), scale 1, so that every other key lies at least

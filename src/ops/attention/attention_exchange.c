@@ -42,16 +42,24 @@ static void get_rows(struct cofi_attention_plan *plan, int owner, int64_t from_r
                        cofi_kv_at(from, is_v, from_row), cofi_kv_bytes(from, is_v, n));
 }
 
-/* Each half that this rank needs, to its global rows. */
-static void get_chunks(struct cofi_attention_plan *plan, int owner, const struct cofi_kv_buffer *to)
+/* The owner's local row as the whole sequence counts, for a buffer that holds all of it. */
+static int64_t global_of(const struct cofi_attention_plan *plan, int owner, int64_t row)
+{
+    return cof_layout_global_row(&plan->layout, owner, row);
+}
+
+/* In gather each half to its global rows: what is one range here are two there. */
+static void get_global(struct cofi_attention_plan *plan, int owner,
+                       const struct cofi_rows_range *rows, const struct cofi_kv_buffer *to)
 {
     const cof_layout *l = &plan->layout;
-    for (int half = 0; half < cof_layout_halves(l); half++) {
-        int64_t chunk = cof_layout_chunk(l, owner, half);
-        if (cof_layout_needs(l, plan->params.mask, plan->rank, chunk))
-            get_rows(plan, owner, cof_layout_half_start(l, owner, half),
-                     cof_layout_chunk_rows(l, chunk), to, cof_layout_chunk_start(l, chunk));
-    }
+    int64_t second = cof_layout_halves(l) > 1 ? cof_layout_half_start(l, owner, 1) : rows->end;
+    int64_t middle = second < rows->begin ? rows->begin : second > rows->end ? rows->end : second;
+    if (rows->begin < middle)
+        get_rows(plan, owner, rows->begin, middle - rows->begin, to,
+                 global_of(plan, owner, rows->begin));
+    if (middle < rows->end)
+        get_rows(plan, owner, middle, rows->end - middle, to, global_of(plan, owner, middle));
 }
 
 cof_status cofi_attention_fetch(struct cofi_cpu_stream *s, const void *args)
@@ -60,15 +68,16 @@ cof_status cofi_attention_fetch(struct cofi_cpu_stream *s, const void *args)
     struct cofi_fetch_args a = *(const struct cofi_fetch_args *)args;
     struct cofi_attention_plan *plan = a.plan;
     int owner = cofi_grad_owner(&plan->home, a.step);
-    int64_t begin, end;
-    cofi_attention_needed_rows(&plan->layout, plan->params.mask, plan->rank, owner, &begin, &end);
-    if (begin < end) {
-        if (!COFI_FAULT(KV_READY_WAIT, plan->rank))
-            COF_TRY(cofi_call_wait_ready(&plan->binding, owner, COFI_KV_READY, "keys published"));
+    struct cofi_rows_range rows[2];
+    int n = cofi_attention_needed(&plan->layout, &plan->sight, plan->rank, owner, rows);
+    if (n > 0 && !COFI_FAULT(KV_READY_WAIT, plan->rank))
+        COF_TRY(cofi_call_wait_ready(&plan->binding, owner, COFI_KV_READY, "keys published"));
+    for (int i = 0; i < n; i++) {
         if (plan->params.schedule == COF_SCHEDULE_GATHER)
-            get_chunks(plan, owner, &a.to);
+            get_global(plan, owner, &rows[i], &a.to);
         else
-            get_rows(plan, owner, begin, end - begin, &a.to, begin);
+            get_rows(plan, owner, rows[i].begin, rows[i].end - rows[i].begin, &a.to,
+                     rows[i].begin);
     }
     if (!COFI_FAULT(KV_ACK, plan->rank))
         cofi_call_signal(&plan->binding, owner, COFI_KV_ACK);
@@ -92,15 +101,18 @@ static void store_rows(struct cofi_cpu_stream *s, const struct cofi_attention_pl
 
 /* In gather the partial has global rows; padding between the halves has none, and is not read. */
 static void store_chunks(struct cofi_cpu_stream *s, const struct cofi_attention_plan *plan,
-                         int owner, void *const to[2], int64_t first)
+                         int owner, void *const to[2], int64_t first, int64_t last)
 {
     const cof_layout *l = &plan->layout;
     for (int half = 0; half < cof_layout_halves(l); half++) {
         int64_t chunk = cof_layout_chunk(l, owner, half);
-        int64_t begin = cof_layout_half_start(l, owner, half);
-        if (cof_layout_needs(l, plan->params.mask, plan->rank, chunk))
-            store_rows(s, plan, to, first, begin, begin + cof_layout_chunk_rows(l, chunk),
-                       cof_layout_chunk_start(l, chunk));
+        int64_t start = cof_layout_half_start(l, owner, half);
+        int64_t begin = start > first ? start : first;
+        int64_t end = start + cof_layout_chunk_rows(l, chunk);
+        end = end < last ? end : last;
+        if (begin < end)
+            store_rows(s, plan, to, first, begin, end,
+                       cof_layout_chunk_start(l, chunk) + begin - start);
     }
 }
 
@@ -110,12 +122,12 @@ cof_status cofi_attention_return(struct cofi_cpu_stream *s, struct cofi_attentio
     int owner = cofi_grad_owner(&plan->home, step);
     int64_t begin, end;
     void *to[2];
-    cofi_attention_needed_rows(&plan->layout, plan->params.mask, plan->rank, owner, &begin, &end);
+    cofi_attention_needed_rows(&plan->layout, &plan->sight, plan->rank, owner, &begin, &end);
     if (begin == end)
         return COF_OK;
     COF_TRY(cofi_grad_open(&plan->home, step, begin, to));
     if (plan->params.schedule == COF_SCHEDULE_GATHER)
-        store_chunks(s, plan, owner, to, begin);
+        store_chunks(s, plan, owner, to, begin, end);
     else
         store_rows(s, plan, to, begin, begin, end, begin);
     cofi_grad_close(&plan->home, step, begin, end, to);
@@ -128,8 +140,7 @@ cof_status cofi_attention_sum(struct cofi_cpu_stream *s, const void *args)
     struct cofi_step_args a = *(const struct cofi_step_args *)args;
     struct cofi_attention_plan *plan = a.plan;
     int64_t begin, end;
-    cofi_attention_needed_rows(&plan->layout, plan->params.mask,
-                               cofi_grad_writer(&plan->home, a.step),
+    cofi_attention_needed_rows(&plan->layout, &plan->sight, cofi_grad_writer(&plan->home, a.step),
                                plan->rank, &begin, &end);
     return cofi_grad_sum(&plan->home, a.step, begin, end, begin < end);
 }

@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
 /* The gather schedule: all keys and values that a rank sees are staged in global order, once, and
- * each of its halves then meets a prefix of them in one section: no merges, and no small sections
+ * each of its halves then meets a prefix of them (or its window) in one section: no merges, and no small sections
  * that starve the tiles. It takes memory for all S rows, so it is for short sequences.
  *
  *   S open | copy own keys | wait C | half 0 x prefix | half 1 x prefix | [return i] | finish
@@ -43,19 +43,19 @@ static cof_status keep_own(struct cofi_cpu_stream *s, const void *args)
 
 /* ---- sections ------------------------------------------------------------------------------- */
 
-/* Of one half: all keys, or those up to its own last row. False for a half without rows. */
+/* Of one half: the keys that its rows see, first to last. False for a half without rows. */
 static bool section_of(const struct gather_args *a, int half,
                        struct cofi_attention_section *section)
 {
     const struct cofi_attention_plan *plan = a->plan;
     const cof_layout *l = &plan->layout;
     int64_t chunk = cof_layout_chunk(l, plan->rank, half), start = cof_layout_chunk_start(l, chunk);
-    int64_t rows = cof_layout_chunk_rows(l, chunk);
-    bool causal = plan->params.mask == COF_MASK_CAUSAL;
+    int64_t rows = cof_layout_chunk_rows(l, chunk), begin, end;
+    cofi_attention_keys_of(l, &plan->sight, start, rows, &begin, &end);
     *section = (struct cofi_attention_section){
         .dims = &plan->dims, .q_begin = cof_layout_half_start(l, plan->rank, half), .q_rows = rows,
-        .k_rows = causal ? start + rows : plan->params.n_rows,
-        .band = {causal ? start : 0, INT64_MAX, causal ? 0 : INT64_MAX}, .q = a->q,
+        .k_begin = begin, .k_rows = end - begin,
+        .band = cofi_attention_band(l, &plan->sight, start, rows, begin, end - begin), .q = a->q,
         .k = cofi_attention_rows(plan, a->kept.local + a->kept.offset[0], 0),
         .v = cofi_attention_rows(plan, a->kept.local + a->kept.offset[1], 1)};
     return rows > 0;

@@ -8,7 +8,7 @@
 
 #include "ops/attention/attention_ref_lanes.h"
 
-/* One batch entry and query head: i counts query rows, j key rows, d the head dim. */
+/* One batch entry and query head: i counts query rows, j the key rows that i sees, d the head dim. */
 struct head {
     const struct cofi_attention_problem *p;
     const struct cofi_attention_ref *ref;
@@ -19,12 +19,6 @@ struct head {
 #define K(j, d) cofi_ref_value(x->p, &x->p->k, x->b, j, x->kv_head, d)
 #define V(j, d) cofi_ref_value(x->p, &x->p->v, x->b, j, x->kv_head, d)
 #define DOUT(i, d) cofi_ref_value(x->p, &x->p->dout, x->b, i, x->h, d)
-
-/* j ranges over the keys that query i sees. */
-static int64_t n_visible(const struct head *x, int64_t i)
-{
-    return x->p->mask == COF_MASK_CAUSAL ? i + 1 : x->p->n_rows;
-}
 
 /* s_ij = scale * sum_d q_id k_jd */
 static double score(const struct head *x, int64_t i, int64_t j)
@@ -38,19 +32,20 @@ static double score(const struct head *x, int64_t i, int64_t j)
 static void forward_row(const struct head *x, int64_t i)
 {
     const int64_t row = (x->b * x->p->n_heads + x->h) * x->p->n_rows + i, dim = x->p->dim_v;
+    const struct cofi_attention_keys seen = cofi_attention_problem_keys(x->p, i);
     double *o = x->ref->o + row * dim, max = -INFINITY, sum = 0;
 
     /* lse_i = log sum_j exp(s_ij) */
-    for (int64_t j = 0; j < n_visible(x, i); j++)
+    for (int64_t j = seen.begin; j < seen.end; j++)
         max = fmax(max, score(x, i, j));
-    for (int64_t j = 0; j < n_visible(x, i); j++)
+    for (int64_t j = seen.begin; j < seen.end; j++)
         sum += exp(score(x, i, j) - max);
     x->ref->lse[row] = max + log(sum);
 
     /* o_id = sum_j exp(s_ij - lse_i) v_jd */
     for (int64_t d = 0; d < dim; d++)
         o[d] = 0;
-    for (int64_t j = 0; j < n_visible(x, i); j++)
+    for (int64_t j = seen.begin; j < seen.end; j++)
         for (int64_t d = 0; d < dim; d++)
             o[d] += exp(score(x, i, j) - x->ref->lse[row]) * (double)V(j, d);
 }
@@ -59,6 +54,7 @@ static void backward_row(const struct head *x, int64_t i)
 {
     const struct cofi_attention_problem *p = x->p;
     const int64_t row = (x->b * p->n_heads + x->h) * p->n_rows + i;
+    const struct cofi_attention_keys seen = cofi_attention_problem_keys(p, i);
 
     /* delta_i = sum_d dout_id o_id */
     double delta = 0;
@@ -66,7 +62,7 @@ static void backward_row(const struct head *x, int64_t i)
         delta += (double)DOUT(i, d) * x->ref->o[row * p->dim_v + d];
     x->ref->delta[row] = delta;
 
-    for (int64_t j = 0; j < n_visible(x, i); j++) {
+    for (int64_t j = seen.begin; j < seen.end; j++) {
         const int64_t key = (x->b * p->n_kv_heads + x->kv_head) * p->n_rows + j;
 
         /* p_ij = exp(s_ij - lse_i);  ds_ij = p_ij (sum_d dout_id v_jd - delta_i) scale */

@@ -23,11 +23,36 @@ enum { COFI_ATTENTION_REF_LANES = 16 };
 struct cofi_attention_problem {
     int64_t n_batch, n_rows, n_heads, n_kv_heads, dim_qk, dim_v;
     cof_mask mask;
+    bool has_window;
+    cof_window window;
     double scale; /* the one in force: 0 is 0 here */
     enum cofi_elem elem;
     /* [B, S, H, D] views: q and dout of H heads, k and v of Hkv. dout.data NULL: forward only. */
     struct cofi_attention_view q, k, v, dout;
 };
+
+/* Keys that a query sees: [begin, end). window: NULL for none. */
+struct cofi_attention_keys {
+    int64_t begin, end;
+};
+
+static inline struct cofi_attention_keys cofi_attention_keys(cof_mask mask,
+                                                             const cof_window *window,
+                                                             int64_t n_rows, int64_t query)
+{
+    struct cofi_attention_keys keys = {0, mask == COF_MASK_CAUSAL ? query + 1 : n_rows};
+    if (window && window->left >= 0 && window->left < query)
+        keys.begin = query - window->left;
+    if (window && window->right >= 0 && window->right < keys.end - 1 - query)
+        keys.end = query + window->right + 1;
+    return keys;
+}
+
+static inline struct cofi_attention_keys
+cofi_attention_problem_keys(const struct cofi_attention_problem *p, int64_t query)
+{
+    return cofi_attention_keys(p->mask, p->has_window ? &p->window : NULL, p->n_rows, query);
+}
 
 /* Results, compact: o [B, H, S, Dv], lse and delta [B, H, S], dq [B, H, S, Dqk],
  * dk [B, Hkv, S, Dqk], dv [B, Hkv, S, Dv]. delta = rowsum(dout * o) leads from forward to backward;

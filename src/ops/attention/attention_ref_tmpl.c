@@ -75,13 +75,38 @@ static void head_lanes(const struct cofi_attention_problem *p, const struct cofi
 
 static bool visible(const struct cofi_attention_problem *p, int64_t i, int64_t j)
 {
-    return p->mask == COF_MASK_NONE || j <= i;
+    const struct cofi_attention_keys seen = cofi_attention_problem_keys(p, i);
+    return j >= seen.begin && j < seen.end;
 }
 
 /* Keys 0 .. end-1 hold all that rows before row_end see. */
 static int64_t keys_end(const struct cofi_attention_problem *p, int64_t row_end)
 {
-    return p->mask == COF_MASK_NONE || row_end > p->n_rows ? p->n_rows : row_end;
+    int64_t last = row_end < p->n_rows ? row_end - 1 : p->n_rows - 1;
+    return cofi_attention_problem_keys(p, last).end;
+}
+
+/* Of n rows from `first` on those that all lanes see, or that see all lanes. */
+static struct cofi_attention_keys common(const struct cofi_attention_problem *p, int64_t lane_row,
+                                         int64_t n_lanes, int64_t first, int64_t n,
+                                         bool lanes_are_queries)
+{
+    const int64_t last = lane_row + n_lanes - 1;
+    struct cofi_attention_keys all = {first, first + n};
+    if (lanes_are_queries) {
+        all.begin = cofi_attention_problem_keys(p, last).begin;
+        all.end = cofi_attention_problem_keys(p, lane_row).end;
+    } else {
+        if (p->mask == COF_MASK_CAUSAL)
+            all.begin = last;
+        else if (p->has_window && p->window.right >= 0 && p->window.right < last)
+            all.begin = last - p->window.right;
+        if (p->has_window && p->window.left >= 0 && p->window.left < p->n_rows - lane_row)
+            all.end = lane_row + p->window.left + 1;
+    }
+    all.begin = (all.begin < first ? first : all.begin) - first;
+    all.end = (all.end > first + n ? first + n : all.end) - first;
+    return all;
 }
 
 struct buffers {
@@ -130,15 +155,12 @@ static void sum_visible(const struct cofi_attention_problem *p, REAL (*acc)[LANE
                         REAL (*w)[LANES], const REAL *x, int64_t n, int64_t dim, int64_t lane_row,
                         int64_t n_lanes, int64_t first, bool lanes_are_queries)
 {
-    int64_t begin = 0, end = n; /* seen by all lanes */
-    if (p->mask == COF_MASK_CAUSAL && lanes_are_queries)
-        end = lane_row + 1 - first < n ? lane_row + 1 - first : n;
-    if (p->mask == COF_MASK_CAUSAL && !lanes_are_queries)
-        begin = lane_row + n_lanes - 1 - first < n ? lane_row + n_lanes - 1 - first : n;
+    const struct cofi_attention_keys all = common(p, lane_row, n_lanes, first, n,
+                                                  lanes_are_queries);
     for (int64_t j = 0; j < n; j++) {
-        if (j == begin && begin < end) {
-            sum_lanes(acc, w + begin, x + begin * dim, end - begin, dim);
-            j = end;
+        if (j == all.begin && all.begin < all.end) {
+            sum_lanes(acc, w + j, x + j * dim, all.end - j, dim);
+            j = all.end;
             if (j == n)
                 return;
         }

@@ -50,7 +50,7 @@ static cof_status for_pairs(struct cofi_cpu_stream *s, const struct section_args
     struct cofi_attention_plan *plan = a->plan;
     struct cofi_pair pairs[COFI_MAX_PAIRS];
     struct cofi_attention_section section = {.dims = &plan->dims, .q = a->q, .k = a->k, .v = a->v};
-    int n = cofi_attention_pairs(&plan->layout, plan->params.mask, plan->rank,
+    int n = cofi_attention_pairs(&plan->layout, &plan->sight, plan->rank,
                                  cofi_grad_owner(&plan->home, a->step), pairs);
     for (int i = 0; i < n; i++) {
         section.q_begin = pairs[i].q_begin;
@@ -89,7 +89,7 @@ static cof_status section_backward(struct cofi_cpu_stream *s, const void *args)
     struct cofi_attention_plan *plan = a.plan;
     int64_t begin, end = plan->local_rows;
     if (a.step > 0)
-        cofi_attention_needed_rows(&plan->layout, plan->params.mask, plan->rank,
+        cofi_attention_needed_rows(&plan->layout, &plan->sight, plan->rank,
                                    cofi_grad_owner(&plan->home, a.step), &begin, &end);
     cofi_attention_cpu_partial_begin(s, &plan->dims, &plan->grad, end);
     COF_TRY(for_pairs(s, &a, backward_pair));

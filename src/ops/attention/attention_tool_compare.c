@@ -158,7 +158,8 @@ struct cofi_attention_references *cofi_attention_references_make(struct cofi_att
     r->problem = (struct cofi_attention_problem){
         .n_batch = p->n_batch, .n_rows = p->n_rows, .n_heads = p->n_heads,
         .n_kv_heads = p->n_kv_heads, .dim_qk = p->head_dim_qk, .dim_v = p->head_dim_v,
-        .mask = p->mask, .scale = cofi_attention_scale(p),
+        .mask = p->mask, .has_window = p->has_window,
+        .window = {p->window_left, p->window_right}, .scale = cofi_attention_scale(p),
         .elem = cofi_elem_of(p->dtype),
         .q = engine_view(run, COFI_AT_Q), .k = engine_view(run, COFI_AT_K),
         .v = engine_view(run, COFI_AT_V)};

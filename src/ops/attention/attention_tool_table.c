@@ -26,12 +26,20 @@ void cofi_attention_row_take(struct cofi_attention_row *row, struct cofi_attenti
     snprintf(row->describe, sizeof row->describe, "%s", run->describe);
 }
 
+/* Keys to one side of their queries, at most so many each; -1: no limit. */
+static double pairs_beside(double rows, int64_t limit)
+{
+    double most = limit < 0 || (double)limit > rows - 1 ? rows - 1 : (double)limit;
+    return most * (most + 1) / 2 + (rows - 1 - most) * most;
+}
+
 /* Flops of forward (1) or backward (2.5) by the area of the mask. */
 double cofi_attention_flops(const cof_attention_params *p, bool backward)
 {
-    double rows = (double)p->n_rows;
-    double pairs = p->mask == COF_MASK_CAUSAL ? rows * (rows + 1) / 2 : rows * rows;
-    double dim = (double)(p->head_dim_qk + p->head_dim_v) / 2;
+    double rows = (double)p->n_rows, dim = (double)(p->head_dim_qk + p->head_dim_v) / 2;
+    int64_t left = p->has_window ? p->window_left : -1;
+    int64_t right = p->mask == COF_MASK_CAUSAL ? 0 : p->has_window ? p->window_right : -1;
+    double pairs = rows > 0 ? rows + pairs_beside(rows, left) + pairs_beside(rows, right) : 0;
     return (backward ? 10 : 4) * (double)p->n_batch * (double)p->n_heads * dim * pairs;
 }
 

@@ -1,0 +1,57 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+/* Attention on CUDA devices: what a plan holds (attention_cuda.c), and its calls
+ * (attention_schedule_cuda.c). */
+#ifndef COFI_ATTENTION_DEVICE_H
+#define COFI_ATTENTION_DEVICE_H
+
+#include "backend/cuda/device_cuda.h"
+#include "backend/cuda/memory_cuda.h"
+#include "ops/attention/attention.h"
+#include "ops/attention/attention_engine.h"
+#include "ops/attention/attention_steps.h"
+
+/* Device memory of a plan, beside what its engines want. */
+struct cofi_attention_places {
+    struct cofi_kv_buffer staging[2]; /* keys of fetch i in i mod 2; in gather all in the first */
+    char *partial;                    /* [partial rows, B, H, Dv] of the data type */
+    float *partial_lse;               /* [B, H, partial rows] */
+    float *acc;                       /* [local rows, B, H, Dv]; NULL: none */
+    /* Tensors of other strides than the compact ones, copied; NULL with only_compact. */
+    char *q, *k, *v, *o;
+    float *lse;
+};
+
+struct cofi_attention_device {
+    int device;
+    struct cofi_attention_steps steps;
+    struct cofi_attention_kernels kernels;
+    int *kernel; /* by job */
+    struct cofi_attention_places at;
+    struct cofi_cuda_block memory, workspace;
+    cudaStream_t comm; /* C: transfers, and the kernels that signal and wait; NULL for one rank */
+    cudaEvent_t forked, joined, fetched[2], freed[2];
+    int n_move_blocks, n_finish_blocks;
+};
+
+/* Strides of a compact tensor of the plan's format. */
+struct cofi_attention_strides cofi_attention_compact(const struct cofi_attention_plan *plan,
+                                                     int64_t n_heads, int64_t dim);
+/* Of [rows, B, heads, dim], as keys travel and partial results lie. */
+struct cofi_attention_strides cofi_attention_by_rows(const struct cofi_attention_plan *plan,
+                                                     int64_t n_heads, int64_t dim);
+
+/* Parts of a call, for benches; a call has all. */
+enum {
+    COFI_PART_TRANSFER = 1, /* publishing and fetching, with their waits */
+    COFI_PART_SECTIONS = 2,
+    COFI_PART_MERGES = 4,
+    COFI_PART_ALL = 7
+};
+
+/* Enqueues a forward call, or parts of it, on a stream of the device, the thread's current one. */
+cof_status cofi_attention_device_forward(struct cofi_attention_plan *plan,
+                                         const struct cofi_attention_call *call, int parts,
+                                         cudaStream_t stream);
+
+#endif

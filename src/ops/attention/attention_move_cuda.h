@@ -1,0 +1,53 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+/* Launchers of the kernels that move rows of attention's tensors, on the current device. */
+#ifndef COFI_ATTENTION_MOVE_CUDA_H
+#define COFI_ATTENTION_MOVE_CUDA_H
+
+#include <cuda_runtime_api.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct cofd_arena;
+
+/* A [batch, row, head, dim] tensor; strides in bytes, the dim contiguous. */
+struct cofi_attention_block {
+    char *data;
+    int64_t batch, row, head;
+};
+
+struct cofi_attention_extent {
+    int64_t n_batch, n_rows, n_heads, dim_bytes;
+};
+
+/* dst = src, element by element. */
+struct cofi_attention_move {
+    struct cofi_attention_extent n;
+    struct cofi_attention_block dst, src;
+};
+
+/* The end of a forward call: rows from pad_begin on are padding, o = 0 and lse = -inf. Where the
+ * arena is dead, all rows are NaN. */
+struct cofi_attention_finish {
+    struct cofd_arena *arena;
+    struct cofi_attention_extent n;
+    struct cofi_attention_block o;
+    float *lse; /* [batch, head, row]; strides in elements, rows contiguous */
+    int64_t lse_batch, lse_head;
+    int64_t pad_begin;
+};
+
+cudaError_t cofi_launch_attention_move(const struct cofi_attention_move *move, int n_blocks,
+                                       cudaStream_t stream);
+cudaError_t cofi_launch_attention_finish(const struct cofi_attention_finish *finish, int n_blocks,
+                                         cudaStream_t stream);
+/* Loads both on the current device. */
+cudaError_t cofi_load_attention_move(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

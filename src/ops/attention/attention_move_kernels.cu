@@ -1,0 +1,131 @@
+/* SPDX-FileCopyrightText: The Cofuse authors
+ * SPDX-License-Identifier: Apache-2.0 */
+/* Rows of attention's tensors on their way: between tensors of any strides, and the end of a call.
+ * None of these kernels waits. */
+#include "device/device_call.h"
+#include "ops/attention/attention_move_cuda.h"
+
+namespace {
+
+constexpr int kThreads = 256;
+
+/* Head rows (batch, row, head) in this order, some threads to each. */
+struct head_row {
+    int64_t batch, row, head;
+};
+
+} // namespace
+
+static __device__ __forceinline__ struct head_row head_row_of(const struct cofi_attention_extent &n,
+                                                              int64_t idx)
+{
+    return {idx / n.n_heads / n.n_rows, idx / n.n_heads % n.n_rows, idx % n.n_heads};
+}
+
+static __device__ __forceinline__ char *at(const struct cofi_attention_block &b,
+                                           const struct head_row &r)
+{
+    return b.data + r.batch * b.batch + r.row * b.row + r.head * b.head;
+}
+
+/* ---- move ----------------------------------------------------------------------------------- */
+
+template <typename T>
+static __device__ __forceinline__ void move_rows(const struct cofi_attention_move &m)
+{
+    const int64_t per_row = m.n.dim_bytes / static_cast<int64_t>(sizeof(T));
+    const int64_t n = m.n.n_batch * m.n.n_rows * m.n.n_heads * per_row;
+    const int64_t n_threads = static_cast<int64_t>(gridDim.x) * kThreads;
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < n;
+         i += n_threads) {
+        const struct head_row r = head_row_of(m.n, i / per_row);
+        reinterpret_cast<T *>(at(m.dst, r))[i % per_row] =
+            reinterpret_cast<const T *>(at(m.src, r))[i % per_row];
+    }
+}
+
+static __device__ __forceinline__ unsigned block_bits(const struct cofi_attention_block &b)
+{
+    return static_cast<unsigned>(reinterpret_cast<uintptr_t>(b.data)) |
+           static_cast<unsigned>(b.batch) | static_cast<unsigned>(b.row) |
+           static_cast<unsigned>(b.head);
+}
+
+/* As wide as all addresses allow. */
+extern "C" __global__ void __launch_bounds__(kThreads)
+    cofk_attention_move(const __grid_constant__ struct cofi_attention_move m)
+{
+    const unsigned bits =
+        block_bits(m.dst) | block_bits(m.src) | static_cast<unsigned>(m.n.dim_bytes);
+    if (bits % 16 == 0)
+        move_rows<uint4>(m);
+    else if (bits % 4 == 0)
+        move_rows<uint32_t>(m);
+    else
+        move_rows<uint16_t>(m);
+}
+
+/* ---- finish --------------------------------------------------------------------------------- */
+
+/* Elements are of 2 bytes at least; 0xff in all of them is NaN in every type. */
+static __device__ __forceinline__ void fill_rows(const struct cofi_attention_finish &f,
+                                                 int64_t begin, uint16_t value, float lse)
+{
+    const struct cofi_attention_extent n = {f.n.n_batch, f.n.n_rows - begin, f.n.n_heads,
+                                            f.n.dim_bytes};
+    const int64_t n_rows = n.n_batch * n.n_rows * n.n_heads;
+    for (int64_t i = blockIdx.x; i < n_rows; i += gridDim.x) {
+        struct head_row r = head_row_of(n, i);
+        r.row += begin;
+        uint16_t *o = reinterpret_cast<uint16_t *>(at(f.o, r));
+        for (int64_t k = threadIdx.x; k < n.dim_bytes / 2; k += kThreads)
+            o[k] = value;
+        if (threadIdx.x == 0)
+            f.lse[r.batch * f.lse_batch + r.head * f.lse_head + r.row] = lse;
+    }
+}
+
+/* One thread of a block looks at poison, a read of host memory. */
+extern "C" __global__ void __launch_bounds__(kThreads)
+    cofk_attention_finish(const __grid_constant__ struct cofi_attention_finish f)
+{
+    if (!cofd_block_all(threadIdx.x != 0 || !cofd_is_told(f.arena)))
+        fill_rows(f, 0, 0xffff, __int_as_float(-1));
+    else
+        fill_rows(f, f.pad_begin, 0, -INFINITY);
+}
+
+/* ---- launchers ------------------------------------------------------------------------------ */
+
+/* What this launch returns, not an earlier error of the caller's. */
+template <typename Argument>
+static cudaError_t launch(void (*kernel)(Argument), int n_blocks, const Argument *argument,
+                          cudaStream_t stream)
+{
+    Argument copy = *argument;
+    void *list[] = {&copy};
+    return cudaLaunchKernel((const void *)kernel, dim3((unsigned)n_blocks), dim3(kThreads), list, 0,
+                            stream);
+}
+
+cudaError_t cofi_launch_attention_move(const struct cofi_attention_move *move, int n_blocks,
+                                       cudaStream_t stream)
+{
+    return launch<struct cofi_attention_move>(cofk_attention_move, n_blocks, move, stream);
+}
+
+cudaError_t cofi_launch_attention_finish(const struct cofi_attention_finish *finish, int n_blocks,
+                                         cudaStream_t stream)
+{
+    return launch<struct cofi_attention_finish>(cofk_attention_finish, n_blocks, finish, stream);
+}
+
+cudaError_t cofi_load_attention_move(void)
+{
+    cudaFuncAttributes attributes;
+    cudaError_t error =
+        cudaFuncGetAttributes(&attributes, (const void *)cofk_attention_move);
+    return error == cudaSuccess
+               ? cudaFuncGetAttributes(&attributes, (const void *)cofk_attention_finish)
+               : error;
+}
