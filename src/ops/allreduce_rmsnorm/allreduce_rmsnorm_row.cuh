@@ -5,9 +5,7 @@
 #ifndef COFI_ALLREDUCE_RMSNORM_ROW_CUH
 #define COFI_ALLREDUCE_RMSNORM_ROW_CUH
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
+#include "device/elements.cuh"
 #include "device/grid_call.h"
 #include "ops/allreduce_rmsnorm/allreduce_rmsnorm_cuda.h"
 
@@ -15,59 +13,6 @@
 #define COFK_METHOD __device__ __forceinline__
 
 enum { COFK_VECTOR = 8, COFK_SEGMENT = 256, COFK_MAX_SEGMENTS = COFI_ARN_CUDA_MAX_HIDDEN / 256 };
-
-/* ---- element types: 32-bit words of one or two ---------------------------------------------- */
-
-struct cofk_bf16 {
-    typedef uint16_t bits;
-    static const int per_word = 2;
-
-    COFD_METHOD void unpack(uint32_t word, float *to)
-    {
-        to[0] = __uint_as_float(word << 16);
-        to[1] = __uint_as_float(word & 0xffff0000u);
-    }
-
-    COFD_METHOD uint32_t pack(const float *from)
-    {
-        const __nv_bfloat162 pair = __floats2bfloat162_rn(from[0], from[1]);
-        return (uint32_t)__bfloat16_as_ushort(pair.x) |
-               (uint32_t)__bfloat16_as_ushort(pair.y) << 16;
-    }
-};
-
-struct cofk_f16 {
-    typedef uint16_t bits;
-    static const int per_word = 2;
-
-    COFD_METHOD void unpack(uint32_t word, float *to)
-    {
-        to[0] = __half2float(__ushort_as_half((unsigned short)word));
-        to[1] = __half2float(__ushort_as_half((unsigned short)(word >> 16)));
-    }
-
-    COFD_METHOD uint32_t pack(const float *from)
-    {
-        const __half2 pair = __floats2half2_rn(from[0], from[1]);
-        return (uint32_t)__half_as_ushort(pair.x) | (uint32_t)__half_as_ushort(pair.y) << 16;
-    }
-};
-
-struct cofk_f32 {
-    typedef uint32_t bits;
-    static const int per_word = 1;
-
-    COFD_METHOD void unpack(uint32_t word, float *to)
-    {
-        to[0] = __uint_as_float(word);
-    }
-
-    /* A sum's NaN is the quiet one already; one rank's x is any. */
-    COFD_METHOD uint32_t pack(const float *from)
-    {
-        return from[0] == from[0] ? __float_as_uint(from[0]) : 0x7fffffffu;
-    }
-};
 
 /* ---- vectors of eight elements -------------------------------------------------------------- */
 
