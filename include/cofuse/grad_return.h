@@ -81,6 +81,10 @@ typedef struct cof_grad_return_params {
                                           other plan runs on the same arena (COF_ERR_INVALID) */
     int caller_orders_reuse;           /* 1 (COF_CALLER_ORDERS_REUSE): with `peers`, see below */
     const cof_grad_return_peers *peers; /* not kept; its pointers are */
+    int driver_wait; /* CUDA, with `peers`: 1 (COF_DRIVER_WAIT): the driver waits for epoch words,
+                        see below */
+    int max_ctas;    /* CUDA: blocks a kernel of a call may take; 0: at most 128, and some room for
+                        a second plan on another stream */
 } cof_grad_return_params;
 #ifdef __cplusplus
 #define COF_GRAD_RETURN_PARAMS_INIT {sizeof(cof_grad_return_params)}
@@ -88,6 +92,7 @@ typedef struct cof_grad_return_params {
 #define COF_GRAD_RETURN_PARAMS_INIT {.size = sizeof(cof_grad_return_params)}
 #endif
 #define COF_CALLER_ORDERS_REUSE 1
+#define COF_DRIVER_WAIT 1
 
 /**
  * Tensors of a call, all local. Strides: any, with a contiguous head dim and no overlap. Outputs
@@ -126,8 +131,12 @@ COF_API cof_status cof_grad_return_workspace(cof_team *team, const cof_grad_retu
  * caller_orders_reuse: receive buffers and epoch words are the caller's, with one slot per writer.
  * There are no acknowledgements, digests or poison: the caller makes sure that no rank starts epoch
  * e+1 before every rank has finished e, and that all ranks pass the same writers. A wait has the
- * world's run_timeout all the same, and a failure ends the call on this rank alone. Memory lives
- * until the plan is destroyed on every rank.
+ * world's run_timeout all the same, and a failure ends the call on this rank alone; on CUDA devices
+ * it ends the plan on all ranks. Memory lives until the plan is destroyed on every rank.
+ *
+ * driver_wait: epoch words are waited for by the driver (cuStreamWaitValue32), which occupies no
+ * multiprocessor but has NO DEADLINE: where a writer is gone or never calls, the stream stands
+ * still for good, and nothing tells. CUDA alone: COF_ERR_UNSUPPORTED on the CPU.
  *
  * COF_ERR_INVALID      a parameter breaks its rule on this rank; on the other ranks the same call
  *                      returns COF_ERR_MISMATCH and names this rank
@@ -141,11 +150,14 @@ COF_API cof_status cof_grad_return_plan_create(cof_team *team, const cof_grad_re
 
 /**
  * One call. Every rank of the team calls it, in the same order of calls on this plan; enqueues on
- * `stream`. Several calls may be in flight, ordered by the caller as in cof_attention_forward.
+ * `stream`. Several calls may be in flight, ordered by the caller as in cof_attention_forward. On
+ * CUDA devices calls may be captured into graphs; by_section all P calls of a whole into one.
  *
  * COF_ERR_INVALID     an argument breaks its rule, or another plan has begun a whole by section on
  *                     the arena and not ended it; nothing was enqueued, outputs are untouched
  * COF_ERR_MISMATCH    (when the work runs) the ranks passed different writers; outputs are NaN
+ * COF_ERR_UNSUPPORTED caller_orders_reuse on a stream that is being captured: the epoch would be the
+ *                     same in every replay; nothing was enqueued
  * COF_ERR_BUSY, COF_ERR_POISONED, COF_ERR_TIMEOUT, COF_ERR_PEER_DEAD   as in cof_attention_forward
  */
 COF_API cof_status cof_grad_return_run(cof_plan *plan, const cof_grad_return_args *args,

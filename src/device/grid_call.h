@@ -136,12 +136,12 @@ COFD_FN bool cofd_grid_begin(struct cofd_grid *g)
 }
 
 /* One thread of the block, when all of it have begun: each has used the epoch that it read, before
- * the barrier, so that the count needs no order of its own. */
-COFD_FN void cofd_grid_arrive(const struct cofd_grid *g)
+ * the barrier, so that the count needs no order of its own. True for the last block. */
+COFD_FN bool cofd_grid_arrive(const struct cofd_grid *g)
 {
     struct cofd_binding *b = g->c->binding;
     if (cofd_count_gpu_u32(&b->arrived) != cofd_n_blocks() - 1)
-        return;
+        return false;
     b->arrived = 0;
     b->gate = 0;
     b->epoch = g->epoch;
@@ -149,6 +149,7 @@ COFD_FN void cofd_grid_arrive(const struct cofd_grid *g)
     b->digest = g->c->call.digest;
     g->c->arena->last = g->c->ordinal + 1;
     g->c->arena->epoch = g->epoch;
+    return true;
 }
 
 COFD_FN struct cofi_line *cofd_grid_word(const struct cofd_grid *g, int rank, int writer)

@@ -35,7 +35,9 @@
     X(unreserve, PFN_cuMemAddressFree_v10020, "cuMemAddressFree")                                  \
     X(map, PFN_cuMemMap_v10020, "cuMemMap")                                                        \
     X(unmap, PFN_cuMemUnmap_v10020, "cuMemUnmap")                                                  \
-    X(set_access, PFN_cuMemSetAccess_v10020, "cuMemSetAccess")
+    X(set_access, PFN_cuMemSetAccess_v10020, "cuMemSetAccess")                                     \
+    X(write_value, PFN_cuStreamWriteValue32_v11070, "cuStreamWriteValue32_v2")                     \
+    X(wait_value, PFN_cuStreamWaitValue32_v11070, "cuStreamWaitValue32_v2")
 
 struct cofi_driver {
 #define COFI_DRIVER_MEMBER(member, type, symbol) type member;

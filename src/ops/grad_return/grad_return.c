@@ -1,19 +1,18 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* Parameters, plan and arguments of grad_return; what a call enqueues is in grad_return_run.c. */
+/* Parameters, plan and arguments of grad_return; what a call does is the back ends': on the CPU
+ * grad_return_cpu.c and grad_return_run.c, on devices grad_return_cuda.c. */
 #include "ops/grad_return/grad_return.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/cpu/vec.h"
 #include "core/hash.h"
 #include "core/log.h"
 #include "core/sized.h"
 #include "core/tensor.h"
 #include "symm/engine.h"
-#include "symm/memory.h"
 #include "symm/stream.h"
 
 #define MAX_HEAD_DIM 65536
@@ -36,6 +35,9 @@ static cof_status check_choices(const cof_grad_return_params *p)
     COF_TRY(check_flag(p->wire_f32, "wire_f32"));
     COF_TRY(check_flag(p->by_section, "by_section"));
     COF_TRY(check_flag(p->caller_orders_reuse, "caller_orders_reuse"));
+    COF_TRY(check_flag(p->driver_wait, "driver_wait"));
+    COF_FAIL_IF(p->max_ctas < 0, COF_ERR_INVALID, "params.max_ctas = %d: wanted at least 0",
+                p->max_ctas);
     COF_FAIL_IF(p->layout != COF_LAYOUT_ZIGZAG && p->layout != COF_LAYOUT_CONTIGUOUS,
                 COF_ERR_INVALID, "params.layout = %d: wanted 0 (zigzag) or 1 (contiguous)",
                 (int)p->layout);
@@ -48,6 +50,8 @@ static cof_status check_choices(const cof_grad_return_params *p)
     COF_FAIL_IF(!p->caller_orders_reuse != !p->peers, COF_ERR_INVALID,
                 "params.peers %s: wanted with caller_orders_reuse = 1, and only then",
                 p->peers ? "given" : "NULL");
+    COF_FAIL_IF(p->driver_wait && !p->peers, COF_ERR_INVALID,
+                "params.driver_wait = 1: wanted 0 without params.peers");
     COF_FAIL_IF(p->peers && (p->wire_f32 || p->transfer != COF_TRANSFER_PUSH), COF_ERR_UNSUPPORTED,
                 "params.%s: with peers rows are pushed in dtype",
                 p->wire_f32 ? "wire_f32" : "transfer");
@@ -135,6 +139,7 @@ static void set_shape(struct cofi_grad_return_plan *plan, const cof_team *team,
                       const cof_grad_return_params *p)
 {
     plan->params = *p;
+    plan->backend = team->world->ops->device ? cofi_gr_cuda() : &cofi_gr_cpu;
     plan->rank = cof_team_rank(team);
     plan->n_ranks = cof_team_size(team);
     plan->layout = layout_of(team, p);
@@ -159,74 +164,65 @@ static void set_shape(struct cofi_grad_return_plan *plan, const cof_team *team,
         plan->home.row_elements[is_v] = p->n_batch * p->n_heads * plan->dim[is_v];
 }
 
-static struct cofi_kv_buffer take_rows(const struct cofi_grad_return_plan *plan, char *base,
-                                       size_t *used, int64_t rows)
+struct cofi_kv_buffer cofi_gr_take_rows(const struct cofi_grad_return_plan *plan, char *base,
+                                        size_t *used, int64_t rows)
 {
     return cofi_kv_take(base, used, rows, plan->home.row_elements, plan->wire);
 }
 
-/* Bytes of the arena's data; sets the offsets. */
-static size_t lay_out_symmetric(struct cofi_grad_return_plan *plan)
+/* Of the arena's data; sets the offsets. */
+static void lay_out_symmetric(struct cofi_grad_return_plan *plan)
 {
     size_t used = 0;
-    if (plan->n_ranks == 1 || plan->transport == &cofi_gr_caller)
-        return 0;
-    if (plan->transport == &cofi_gr_pull)
-        plan->published = take_rows(plan, NULL, &used, plan->n_ranks * plan->max_rows);
+    if (plan->n_ranks > 1 && plan->transport == &cofi_gr_pull)
+        plan->published = cofi_gr_take_rows(plan, NULL, &used, plan->n_ranks * plan->max_rows);
     for (int s = 0; s < cofi_grad_slots(plan->n_ranks) && plan->transport == &cofi_gr_push; s++)
-        plan->home.slot[s] = take_rows(plan, NULL, &used, plan->max_rows);
-    return used;
+        plan->home.slot[s] = cofi_gr_take_rows(plan, NULL, &used, plan->max_rows);
+    plan->payload_bytes = used;
 }
 
-/* Bytes of local memory; sets the pointers when `base` is not NULL. */
-static size_t lay_out_local(struct cofi_grad_return_plan *plan, char *base)
+/* From params to sizes; local. */
+static cof_status set_up(struct cofi_grad_return_plan *plan, cof_team *team,
+                         const cof_grad_return_params *params)
 {
-    size_t used = 0, n = (size_t)plan->n_ranks;
-    if (plan->n_ranks == 1)
-        return 0;
-    for (int is_v = 0; is_v < 2; is_v++)
-        plan->home.acc[is_v] = cofi_take(
-            base, &used,
-            (size_t)(plan->local_rows * plan->home.row_elements[is_v]) * sizeof(float));
-    if (plan->transport == &cofi_gr_pull)
-        plan->staging = take_rows(plan, base, &used, plan->local_rows);
-    for (int s = 0; s < cofi_grad_slots(plan->n_ranks) && plan->transport == &cofi_gr_push; s++)
-        plan->home.outbox[s] = take_rows(plan, base, &used, plan->max_rows);
-    if (plan->transport == &cofi_gr_caller) {
-        plan->peers.base[0] = cofi_take(base, &used, n * sizeof(char *));
-        plan->peers.base[1] = cofi_take(base, &used, n * sizeof(char *));
-        plan->peers.ready = cofi_take(base, &used, n * sizeof(char *));
-    }
-    return used;
+    cof_grad_return_params p;
+    plan->base.team = team;
+    COF_TRY(read_params(team, params, &p));
+    set_shape(plan, team, &p);
+    COF_FAIL_IF(!plan->backend, COF_ERR_UNSUPPORTED,
+                "grad_return: this library was built without CUDA");
+    lay_out_symmetric(plan);
+    return plan->backend->lay_out(plan);
 }
 
-static int n_purposes(const struct cofi_grad_return_plan *plan)
+/* Of the slab, but for words: what carries tags lies behind the payload, or anywhere else. */
+static size_t symmetric_data(const struct cofi_grad_return_plan *plan)
 {
-    return plan->transport == &cofi_gr_caller ? 0 : COFI_GR_PURPOSES;
+    return cofi_round_up(plan->payload_bytes, COFI_LINE) +
+           cofi_round_up(plan->tagged_bytes, COFI_LINE);
 }
 
 cof_status cof_grad_return_workspace(cof_team *team, const cof_grad_return_params *params,
                                      cof_workspace_sizes *sizes)
 {
     struct cofi_grad_return_plan plan = {0};
-    cof_grad_return_params p;
     COF_FAIL_IF(!team, COF_ERR_INVALID, "team: NULL");
-    COF_TRY(read_params(team, params, &p));
-    set_shape(&plan, team, &p);
-    size_t symmetric = lay_out_symmetric(&plan);
-    bool has_arena = plan.transport != &cofi_gr_caller;
+    COF_TRY(set_up(&plan, team, params));
+    size_t symmetric =
+        plan.has_arena
+            ? cofi_arena_slab_bytes(plan.n_ranks, symmetric_data(&plan), plan.n_purposes)
+            : 0;
     return cofi_workspace_write(
         sizes,
-        &(cof_workspace_sizes){
-            .local = lay_out_local(&plan, NULL) + sizeof plan,
-            .symmetric =
-                has_arena ? cofi_arena_slab_bytes(plan.n_ranks, symmetric, n_purposes(&plan)) : 0,
-            .words = cofi_arena_words_bytes(plan.n_ranks, n_purposes(&plan))});
+        &(cof_workspace_sizes){.local = plan.local_bytes + sizeof plan,
+                               .symmetric = symmetric,
+                               .words = cofi_arena_words_bytes(plan.n_ranks, plan.n_purposes) +
+                                        cofi_round_up(plan.tagged_bytes, COFI_LINE)});
 }
 
 /* ---- plan ----------------------------------------------------------------------------------- */
 
-static size_t ready_stride(const cof_grad_return_peers *peers)
+size_t cofi_gr_ready_stride(const cof_grad_return_peers *peers)
 {
     return peers->ready_stride ? peers->ready_stride : sizeof(uint32_t);
 }
@@ -234,78 +230,63 @@ static size_t ready_stride(const cof_grad_return_peers *peers)
 static void describe(struct cofi_grad_return_plan *plan, const cof_arena *arena)
 {
     const cof_grad_return_params *p = &plan->params;
-    char engine[40], stride[40] = "";
+    char engine[40], stride[64] = "", words[120] = "";
     cofi_arena_name(plan->base.team, arena, engine, sizeof engine);
     if (p->peers) /* of the caller's memory what ranks must agree on */
-        snprintf(stride, sizeof stride, " ready_stride=%zu", ready_stride(p->peers));
+        snprintf(stride, sizeof stride, " ready_stride=%zu driver_wait=%d",
+                 cofi_gr_ready_stride(p->peers), p->driver_wait);
+    plan->backend->describe(plan, words, sizeof words);
     snprintf(plan->base.describe, sizeof plan->base.describe,
              "grad_return dtype=%s partial=%s wire=%s B=%lld S=%lld Hkv=%lld Dk=%lld Dv=%lld "
-             "layout=%s chunking=%s transfer=%s%s by=%s P=%d engine=%s device=cpu isa=%s",
+             "layout=%s chunking=%s transfer=%s%s by=%s P=%d engine=%s device=%s %s",
              cof_dtype_name(p->dtype), p->partial_f32 ? "f32" : cof_dtype_name(p->dtype),
              p->wire_f32 ? "f32" : cof_dtype_name(p->dtype), (long long)p->n_batch,
              (long long)p->n_rows, (long long)p->n_heads, (long long)p->head_dim_k,
              (long long)p->head_dim_v, p->layout == COF_LAYOUT_ZIGZAG ? "zigzag" : "contiguous",
              p->chunking == COF_CHUNKING_BALANCED ? "balanced" : "padded", plan->transport->name,
              stride, p->by_section ? "section" : "whole", plan->n_ranks, engine,
-             cofi_isa_name(cofi_isa()));
+             plan->backend->name, words);
 }
 
 static void destroy(cof_plan *base)
 {
     struct cofi_grad_return_plan *plan = (struct cofi_grad_return_plan *)base;
-    cofi_cpu_stream_close(plan->comm);
+    if (plan->backend)
+        plan->backend->close(plan);
     cofi_arena_unbind(&plan->binding);
     free(plan->memory);
     free(plan);
 }
 
-static void keep_peers(struct cofi_grad_return_plan *plan)
+static cof_status open_plan(struct cofi_grad_return_plan *plan)
 {
-    const cof_grad_return_peers *p = plan->params.peers;
-    for (int r = 0; r < plan->n_ranks; r++) {
-        plan->peers.base[0][r] = p->dk[r];
-        plan->peers.base[1][r] = p->dv[r];
-        plan->peers.ready[r] = (char *)p->ready[r];
-    }
-    plan->peers.ready_stride = ready_stride(p);
-}
-
-static cof_status allocate_local(struct cofi_grad_return_plan *plan)
-{
-    size_t bytes = lay_out_local(plan, NULL);
-    COF_TRY(cofi_memory_check(bytes));
-    plan->memory = aligned_alloc(128, bytes ? bytes : 128);
-    COF_FAIL_IF(!plan->memory, COF_ERR_NOMEM, "grad_return plan: no memory for %zu bytes", bytes);
-    lay_out_local(plan, plan->memory);
-    if (plan->transport == &cofi_gr_caller && plan->n_ranks > 1)
-        keep_peers(plan);
+    cof_status status = plan->backend->open(plan);
     plan->params.peers = NULL; /* the caller's struct is not kept */
-    if (plan->n_ranks == 1)
-        return COF_OK;
-    return cofi_world_stream_open(plan->base.team->world, 1, false, "cofuse-comm", &plan->comm);
+    return status;
 }
 
 /* On every rank alike, whatever its own status: the exchanges must match. */
 static cof_status build(struct cofi_grad_return_plan *plan, cof_team *team,
                         const cof_grad_return_params *params, cof_arena *arena)
 {
-    cof_grad_return_params p;
-    cof_status status = read_params(team, params, &p);
+    cof_status status = set_up(plan, team, params);
     if (status == COF_OK)
         status = cofi_arena_check(team, arena);
-    if (status == COF_OK && arena && p.peers)
+    if (status == COF_OK && arena && plan->params.peers)
         status = COF_FAIL(COF_ERR_INVALID, "arena: wanted NULL with params.peers");
-    if (status == COF_OK) {
-        set_shape(plan, team, &p);
+    if (status == COF_OK)
         describe(plan, arena);
-    }
     COF_TRY(cofi_plan_agree(team, "grad_return", status, plan->base.describe));
-    COF_TRY(cofi_team_agree(team, "plan allocate", allocate_local(plan)));
+    COF_TRY(cofi_team_agree(team, "plan allocate", open_plan(plan)));
     const struct cofi_binding_spec spec = {.op = "grad_return",
-                                           .payload_bytes = lay_out_symmetric(plan),
-                                           .n_purposes = n_purposes(plan),
-                                           .acks = COFI_GR_ACKS};
-    if (plan->transport != &cofi_gr_caller)
+                                           .payload_bytes = plan->payload_bytes,
+                                           .tagged_bytes = plan->tagged_bytes,
+                                           .tagged_step = plan->transport == &cofi_gr_pull
+                                                              ? "partial published"
+                                                              : "gradient returned",
+                                           .n_purposes = plan->n_purposes,
+                                           .acks = plan->acks};
+    if (plan->has_arena)
         COF_TRY(cofi_arena_bind(team, arena, &spec, &plan->binding));
     plan->home.binding = &plan->binding;
     cofi_log(COFI_LOG_PLAN, "plan: %s", plan->base.describe);
@@ -327,6 +308,12 @@ cof_status cof_grad_return_plan_create(cof_team *team, const cof_grad_return_par
 
 /* ---- calls ---------------------------------------------------------------------------------- */
 
+static cof_device device_of(const struct cofi_grad_return_plan *plan)
+{
+    int number = cof_world_device(plan->base.team->world);
+    return number < 0 ? (cof_device){COF_DEVICE_CPU, 0} : (cof_device){COF_DEVICE_CUDA, number};
+}
+
 static cof_status read_tensor(const struct cofi_grad_return_plan *plan, const cof_tensor *t,
                               const char *name, int is_v, int64_t rows, cof_dtype dtype,
                               struct cofi_gr_view *view)
@@ -334,7 +321,8 @@ static cof_status read_tensor(const struct cofi_grad_return_plan *plan, const co
     static const char *const dims[] = {"S", "B", "Hkv", "D"};
     int64_t shape[4] = {rows, plan->params.n_batch, plan->params.n_heads, plan->dim[is_v]};
     int64_t stride[8];
-    COF_TRY(cofi_tensor_check(t, &(struct cofi_tensor_rule){name, dtype, 4, shape, dims}));
+    COF_TRY(cofi_tensor_check_on(t, &(struct cofi_tensor_rule){name, dtype, 4, shape, dims},
+                                 device_of(plan)));
     cofi_tensor_strides(t, stride);
     view->data[is_v] = cofi_tensor_data(t);
     view->row_stride[is_v] = stride[0];
@@ -425,7 +413,7 @@ cof_status cof_grad_return_run(cof_plan *base, const cof_grad_return_args *args,
     struct cofi_grad_return_plan *plan = (struct cofi_grad_return_plan *)base;
     cof_grad_return_args a;
     struct cofi_gr_call call;
-    struct cofi_cpu_stream *s;
+    bool is_made = false;
     COF_TRY(cofi_sized_read(&a, sizeof a, COFI_SIZE_THROUGH(cof_grad_return_args, epoch), args,
                             "args"));
     COF_TRY(read_call(plan, &a, &call));
@@ -439,10 +427,10 @@ cof_status cof_grad_return_run(cof_plan *base, const cof_grad_return_args *args,
         advance(plan, &call);
         return COF_OK;
     }
-    COF_TRY(cofi_stream_begin(base->team->world, stream, &s));
-    cof_status status = cofi_gr_enqueue(plan, &call, s);
-    if (plan->binding.arena)
+    cof_status status = plan->backend->run(plan, &call, stream, &is_made);
+    if (is_made && plan->binding.arena)
         cofi_call_made(&plan->binding, call.last, plan->n_ranks);
-    advance(plan, &call);
-    return cofi_stream_end(base->team->world, stream, status);
+    if (is_made)
+        advance(plan, &call);
+    return status;
 }

@@ -1,6 +1,6 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* grad_return from the inside: plan, transports, calls. */
+/* grad_return from the inside: plan, back ends, transports of the CPU, calls. */
 #ifndef COFI_GRAD_RETURN_H
 #define COFI_GRAD_RETURN_H
 
@@ -38,6 +38,27 @@ struct cofi_gr_transport {
 
 extern const struct cofi_gr_transport cofi_gr_push, cofi_gr_pull, cofi_gr_caller;
 
+struct cofi_gr_call;
+
+/* What the devices do, each in its own way. */
+struct cofi_gr_backend {
+    const char *name; /* "cpu", "cuda" */
+    /* Sizes, of what is known when the common ones are: n_purposes, acks, tagged_bytes, local_bytes,
+     * has_arena. Local; COF_ERR_UNSUPPORTED for what only the other one can. */
+    cof_status (*lay_out)(struct cofi_grad_return_plan *plan);
+    /* Words for the describe line. */
+    void (*describe)(const struct cofi_grad_return_plan *plan, char *text, size_t bytes);
+    cof_status (*open)(struct cofi_grad_return_plan *plan); /* local, before the plan is bound */
+    void (*close)(struct cofi_grad_return_plan *plan);      /* of a half-opened one too */
+    /* *is_made_out: something was enqueued, and the plan goes on to its next call. */
+    cof_status (*run)(struct cofi_grad_return_plan *plan, const struct cofi_gr_call *call,
+                      cof_stream stream, bool *is_made_out);
+};
+
+extern const struct cofi_gr_backend cofi_gr_cpu;
+/* NULL in a build without CUDA. */
+const struct cofi_gr_backend *cofi_gr_cuda(void);
+
 /* The caller's memory, by rank. */
 struct cofi_gr_peers {
     char **base[2];
@@ -53,14 +74,22 @@ struct cofi_grad_return_plan {
     int64_t local_rows, max_rows;
     int64_t dim[2];
     enum cofi_elem elem, wire, partial; /* of outputs, on the way, of partials */
-    const struct cofi_gr_transport *transport;
-    struct cofi_binding binding;     /* none with the caller's memory */
+    const struct cofi_gr_backend *backend;
+    const struct cofi_gr_transport *transport; /* of devices: its name */
+    /* lay_out's. */
+    size_t payload_bytes, tagged_bytes; /* in the arena */
+    size_t local_bytes;
+    int n_purposes;
+    uint32_t acks;  /* bit per purpose */
+    bool has_arena; /* on the CPU none with the caller's memory */
+    struct cofi_binding binding;
     struct cofi_grad_exchange home;  /* push; of pull and the caller's memory: sums and ranks */
     struct cofi_kv_buffer published; /* pull: max_rows rows for every owner, in the arena */
     struct cofi_kv_buffer staging;   /* pull: what was read */
     struct cofi_gr_peers peers;
     struct cofi_cpu_stream *comm;    /* sums */
     void *memory;                    /* one block behind all local pointers */
+    void *state;                     /* a device's */
     /* Of the calls as they are made. */
     int section;         /* by_section: 0 .. P-1, of the next call */
     uint64_t whole;      /* hash of the writers of the whole in hand */
@@ -68,15 +97,22 @@ struct cofi_grad_return_plan {
     uint64_t n_empty;
 };
 
-/* grad_return_run.c: enqueues the steps first .. last of a call; step P is the own rows. */
+/* The steps first .. last of a call; step P is the own rows. */
 struct cofi_gr_call {
     struct cofi_gr_view partial, out;
     const cof_grad_return_args *args;
     uint64_t writers; /* hash of them */
     int first, last;
 };
+/* grad_return_run.c */
 cof_status cofi_gr_enqueue(struct cofi_grad_return_plan *plan, const struct cofi_gr_call *call,
                            struct cofi_cpu_stream *stream);
+
+/* Rows in a block, as cofi_kv_take. */
+struct cofi_kv_buffer cofi_gr_take_rows(const struct cofi_grad_return_plan *plan, char *base,
+                                        size_t *used, int64_t rows);
+/* Bytes from epoch word to epoch word. */
+size_t cofi_gr_ready_stride(const cof_grad_return_peers *peers);
 
 /* Bit h: `writer` contributes to half h of `owner`. */
 unsigned cofi_gr_halves(const cof_layout *layout, const cof_grad_return_args *args, int writer,

@@ -1,20 +1,24 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* `cofuse bench grad_return`: whole calls; by section, the P runs of one. */
+/* `cofuse bench grad_return`: whole calls; by section, the P runs of one. On CPUs one call, by the
+ * host's clock; on CUDA devices `count` of them over buffers by turns, eager or as one graph, by the
+ * device's events. */
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/clock.h"
 #include "core/error.h"
 #include "core/tensor.h"
 #include "ops/bench.h"
-#include "ops/check.h"
+#include "ops/check_memory.h"
 #include "ops/grad_return/grad_return.h"
 #include "ops/grad_return/grad_return_cases.h"
 #include "symm/memory.h"
 
 /* Values to fill partials from; prime, so that rows do not repeat each other. */
 enum { N_VALUES = 65521 };
-enum { MAX_BENCH_DIM = 4096 };
+enum { MAX_BENCH_DIM = 4096, MAX_COUNT = 1000, MIN_SLOTS = 2 };
+#define CACHED_BYTES ((size_t)1 << 28) /* buffers rotate over so much: past the L2 of any device */
 #define MAX_ELEMENTS (INT64_C(1) << 40) /* before head dims */
 
 /* Of one buffer set: dk, dv. Partials by section lie one behind the other. */
@@ -22,19 +26,33 @@ struct buffers {
     char *in[2], *out[2];
 };
 
+struct bench_case {
+    struct cofi_gr_case gr;
+    int64_t count; /* on devices: calls that are timed as one */
+    bool is_of_devices; /* how they are timed is told */
+    int is_graph;
+};
+
 struct grad_return_bench {
     struct cofi_job job;
     struct cofi_gr_case c;
+    int64_t count;
+    bool is_graph;
+    const struct cofi_check_device *device; /* NULL: the CPU */
     cof_layout layout;
     int n_sections, n_sets;
     struct buffers *sets;
+    cof_stream stream;
+    cof_plan *plan; /* the last one made */
+    void *graph, *timer;
+    cof_plan *graph_plan;
 };
 
 /* ---- The case ---- */
 
-static cof_status read_sizes(cof_grad_return_params *p, const char *key, const char *value,
-                             bool *known)
+static cof_status read_sizes(struct bench_case *b, const char *key, const char *value, bool *known)
 {
+    cof_grad_return_params *p = &b->gr.params;
     const struct {
         const char *key;
         int64_t *value;
@@ -42,7 +60,8 @@ static cof_status read_sizes(cof_grad_return_params *p, const char *key, const c
                  {"S", &p->n_rows},
                  {"Hkv", &p->n_heads},
                  {"Dk", &p->head_dim_k},
-                 {"Dv", &p->head_dim_v}};
+                 {"Dv", &p->head_dim_v},
+                 {"count", &b->count}};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
         if (!strcmp(key, sizes[i].key)) {
             *known = true;
@@ -52,20 +71,22 @@ static cof_status read_sizes(cof_grad_return_params *p, const char *key, const c
 }
 
 struct reading {
+    struct bench_case *b;
     struct cofi_gr_case *c;
     cof_dtype partial, wire; /* as named */
 };
 
 static cof_status read_choice(struct reading *r, const char *key, const char *value, bool *known)
 {
-    enum { LAYOUT, CHUNKING, TRANSFER, BY, WRITERS, N_CHOICES };
+    enum { LAYOUT, CHUNKING, TRANSFER, BY, WRITERS, HOW, N_CHOICES };
     static const struct {
         const char *key, *choices;
     } words[N_CHOICES] = {{"layout", "zigzag|contiguous"},
                           {"chunking", "balanced|padded"},
                           {"transfer", "push|pull"},
                           {"by", "whole|section"},
-                          {"writers", "all|causal"}};
+                          {"writers", "all|causal"},
+                          {"how", "eager|graph"}};
     cof_grad_return_params *p = &r->c->params;
     int which = 0, idx = 0;
     while (which < N_CHOICES && strcmp(words[which].key, key))
@@ -80,7 +101,23 @@ static cof_status read_choice(struct reading *r, const char *key, const char *va
     case TRANSFER: p->transfer = (cof_grad_return_transfer)idx; break;
     case BY: p->by_section = idx; break;
     case WRITERS: r->c->writers = (cof_writers)idx; break;
+    case HOW:
+        r->b->is_graph = idx;
+        r->b->is_of_devices = true;
+        break;
     }
+    return COF_OK;
+}
+
+static cof_status read_ctas(const char *value, int *max_ctas)
+{
+    int64_t n = 0;
+    if (!strcmp(value, "0"))
+        return COF_OK;
+    COF_TRY(cofi_bench_int("max_ctas", value, 1, &n));
+    COF_FAIL_IF(n > INT32_MAX, COF_ERR_INVALID, "max_ctas = %s: wanted at most %d", value,
+                INT32_MAX);
+    *max_ctas = (int)n;
     return COF_OK;
 }
 
@@ -92,19 +129,25 @@ static cof_status read_word(void *arg, const char *key, const char *value)
         return cofi_bench_dtype(key, value, &r->c->params.dtype);
     if (!strcmp(key, "partial") || !strcmp(key, "wire"))
         return cofi_bench_dtype_or_f32(key, value, *key == 'p' ? &r->partial : &r->wire);
-    COF_TRY(read_sizes(&r->c->params, key, value, &known));
+    if (!strcmp(key, "max_ctas"))
+        return read_ctas(value, &r->c->params.max_ctas);
+    /* A describe line says what the plan made of its params. */
+    if (!strcmp(key, "lanes") || !strcmp(key, "pieces"))
+        return COF_OK;
+    COF_TRY(read_sizes(r->b, key, value, &known));
     if (!known)
         COF_TRY(read_choice(r, key, value, &known));
     COF_FAIL_IF(!known, COF_ERR_INVALID,
                 "word \"%s=%s\": wanted one of B, S, Hkv, Dk, Dv, dtype, partial, wire, layout, "
-                "chunking, transfer, by, writers", key, value);
+                "chunking, transfer, by, writers, max_ctas, how, count", key, value);
     return COF_OK;
 }
 
-static cof_status read_case(const char *line, struct cofi_gr_case *c)
+static cof_status read_case(const char *line, struct bench_case *b)
 {
-    *c = (struct cofi_gr_case){.params = COF_GRAD_RETURN_PARAMS_INIT};
-    struct reading r = {.c = c};
+    *b = (struct bench_case){.gr.params = COF_GRAD_RETURN_PARAMS_INIT, .count = 20};
+    struct cofi_gr_case *c = &b->gr;
+    struct reading r = {.b = b, .c = c};
     cof_grad_return_params *p = &c->params;
     p->dtype = COF_BF16;
     p->n_batch = 1;
@@ -119,6 +162,8 @@ static cof_status read_case(const char *line, struct cofi_gr_case *c)
     COF_FAIL_IF(elements > MAX_ELEMENTS || p->head_dim_k > MAX_BENCH_DIM ||
                     p->head_dim_v > MAX_BENCH_DIM,
                 COF_ERR_INVALID, "B * S * Hkv or a head dim is past the address space");
+    COF_FAIL_IF(b->count > MAX_COUNT, COF_ERR_INVALID, "count = %lld: wanted at most %d",
+                (long long)b->count, MAX_COUNT);
     return COF_OK;
 }
 
@@ -164,35 +209,57 @@ static cof_layout layout_of(const struct cofi_gr_case *c, int n_ranks)
 
 static cof_status size_case(const char *line, int n_ranks, struct cofi_bench_size *size_out)
 {
-    struct cofi_gr_case c;
-    COF_TRY(read_case(line, &c));
-    cof_layout layout = layout_of(&c, n_ranks);
-    size_t element = (size_t)cofi_dtype_bytes(c.params.dtype), n = (size_t)n_ranks;
-    size_t both = row_elements(&c, 0) + row_elements(&c, 1);
-    size_t in = n * (size_t)partial_rows(&c, &layout) * partial_bytes(&c), out = 0;
+    struct bench_case b;
+    COF_TRY(read_case(line, &b));
+    const struct cofi_gr_case *c = &b.gr;
+    cof_layout layout = layout_of(c, n_ranks);
+    size_t element = (size_t)cofi_dtype_bytes(c->params.dtype), n = (size_t)n_ranks;
+    size_t both = row_elements(c, 0) + row_elements(c, 1);
+    size_t in = n * (size_t)partial_rows(c, &layout) * partial_bytes(c), out = 0;
     for (int r = 0; r < n_ranks; r++)
         out += (size_t)cof_layout_local_rows(&layout, r) * element;
     *size_out = (struct cofi_bench_size){
         .n_directions = 1,
         .set_bytes = (in + out) * both,
-        .wire_bytes = {(double)sent_rows(&c, &layout) * (double)both *
-                       (double)(c.params.wire_f32 ? sizeof(float) : element)},
+        .wire_bytes = {(double)sent_rows(c, &layout) * (double)both *
+                       (double)(c->params.wire_f32 ? sizeof(float) : element)},
+        .n_flows = b.is_of_devices ? n_ranks : 0, /* on the CPU all of them share the memory */
     };
     return COF_OK;
 }
 
 /* ---- A rank ---- */
 
-static void fill(const struct grad_return_bench *b, const char *values, uint64_t tensor, char *to,
-                 size_t bytes)
+static cof_status open_memory(struct grad_return_bench *b, size_t bytes, char **data_out)
+{
+    void *data = NULL;
+    if (b->device)
+        COF_TRY(b->device->memory_open(b->job.world, bytes + 64, &data));
+    else
+        data = aligned_alloc(64, bytes / 64 * 64 + 64);
+    COF_FAIL_IF(!data, COF_ERR_NOMEM, "no memory for %zu bytes", bytes);
+    *data_out = data;
+    return COF_OK;
+}
+
+static cof_status fill(struct grad_return_bench *b, const char *values, uint64_t tensor, char *to,
+                       size_t bytes)
 {
     size_t element = partial_bytes(&b->c), table = N_VALUES * element;
     size_t at = cofi_check_random(2, (uint64_t)b->job.rank, tensor) % N_VALUES * element;
+    char *host = b->device ? malloc(bytes + 1) : to;
+    COF_FAIL_IF(!host, COF_ERR_NOMEM, "no memory for %zu bytes", bytes);
     for (size_t done = 0; done < bytes; at = 0) {
         size_t left = bytes - done, n = table - at < left ? table - at : left;
-        memcpy(to + done, values + at, n);
+        memcpy(host + done, values + at, n);
         done += n;
     }
+    cof_status status = COF_OK;
+    if (b->device) {
+        status = b->device->copy(b->job.world, to, host, bytes);
+        free(host);
+    }
+    return status;
 }
 
 static cof_status make_set(struct grad_return_bench *b, const char *values, int set)
@@ -203,11 +270,9 @@ static cof_status make_set(struct grad_return_bench *b, const char *values, int 
         size_t row = row_elements(&b->c, is_v);
         size_t in = (size_t)partial_rows(&b->c, &b->layout) * row * partial_bytes(&b->c);
         size_t out = (size_t)local * row * (size_t)cofi_dtype_bytes(b->c.params.dtype);
-        s->in[is_v] = aligned_alloc(64, in / 64 * 64 + 64);
-        s->out[is_v] = aligned_alloc(64, out / 64 * 64 + 64);
-        COF_FAIL_IF(!s->in[is_v] || !s->out[is_v], COF_ERR_NOMEM, "no memory for %zu bytes",
-                    in + out);
-        fill(b, values, (uint64_t)(2 * set + is_v), s->in[is_v], in);
+        COF_TRY(open_memory(b, in, &s->in[is_v]));
+        COF_TRY(open_memory(b, out, &s->out[is_v]));
+        COF_TRY(fill(b, values, (uint64_t)(2 * set + is_v), s->in[is_v], in));
     }
     return COF_OK;
 }
@@ -226,42 +291,77 @@ static cof_status make_sets(struct grad_return_bench *b)
     return status;
 }
 
+static void close_memory(struct grad_return_bench *b, char *data)
+{
+    if (b->device)
+        b->device->memory_close(b->job.world, data);
+    else
+        free(data);
+}
+
 static void destroy(void *bench)
 {
     struct grad_return_bench *b = bench;
-    for (int s = 0; b && b->sets && s < b->n_sets; s++)
+    if (!b)
+        return;
+    if (b->device) {
+        b->device->release(b->job.world, b->graph);
+        b->device->timer_close(b->job.world, b->timer);
+        cof_stream_destroy(b->stream);
+    }
+    for (int s = 0; b->sets && s < b->n_sets; s++)
         for (int is_v = 0; is_v < 2; is_v++) {
-            free(b->sets[s].in[is_v]);
-            free(b->sets[s].out[is_v]);
+            close_memory(b, b->sets[s].in[is_v]);
+            close_memory(b, b->sets[s].out[is_v]);
         }
-    if (b)
-        free(b->sets);
+    free(b->sets);
     free(b);
 }
 
 /* What the plan will refuse is refused before memory is taken for its tensors. */
-static cof_status check_case(struct cofi_job *job, const struct cofi_gr_case *c,
-                             size_t tensor_bytes)
+static cof_status check_case(const struct grad_return_bench *b, size_t tensor_bytes)
 {
     cof_workspace_sizes sizes = COF_WORKSPACE_SIZES_INIT;
-    COF_TRY(cof_grad_return_workspace(job->team, &c->params, &sizes));
-    return cofi_memory_check(tensor_bytes + sizes.local + sizes.symmetric);
+    COF_FAIL_IF(b->is_graph && !b->device, COF_ERR_UNSUPPORTED,
+                "how = graph: wanted eager on the CPU");
+    COF_TRY(cof_grad_return_workspace(b->job.team, &b->c.params, &sizes));
+    return b->device ? COF_OK : cofi_memory_check(tensor_bytes + sizes.local + sizes.symmetric);
+}
+
+static int count_sets(const struct grad_return_bench *b, size_t set_bytes, int n_sets)
+{
+    if (!b->device)
+        return n_sets;
+    int64_t n = (int64_t)(CACHED_BYTES / (set_bytes + 1)) + MIN_SLOTS;
+    return (int)(n > b->count ? b->count : n);
+}
+
+static cof_status open_bench(struct grad_return_bench *b, size_t rank_bytes, int n_sets)
+{
+    b->n_sets = count_sets(b, rank_bytes, n_sets);
+    COF_TRY(check_case(b, rank_bytes * (size_t)b->n_sets));
+    b->sets = calloc((size_t)b->n_sets, sizeof *b->sets);
+    COF_FAIL_IF(!b->sets, COF_ERR_NOMEM, "bench: no memory");
+    COF_TRY(make_sets(b));
+    if (!b->device)
+        return COF_OK;
+    COF_TRY(b->device->timer_open(b->job.world, &b->timer));
+    return cof_stream_create(b->job.world, 0, &b->stream);
 }
 
 static cof_status create(struct cofi_job *job, const char *line, int n_sets, void **bench_out)
 {
     struct cofi_bench_size size;
-    struct cofi_gr_case c;
+    struct bench_case c;
     COF_TRY(read_case(line, &c));
     COF_TRY(size_case(line, job->n_ranks, &size));
-    COF_TRY(check_case(job, &c, size.set_bytes * (size_t)n_sets / (size_t)job->n_ranks));
     struct grad_return_bench *b = calloc(1, sizeof *b);
     COF_FAIL_IF(!b, COF_ERR_NOMEM, "bench: no memory");
-    *b = (struct grad_return_bench){.job = *job, .c = c, .n_sets = n_sets,
-                                    .layout = layout_of(&c, job->n_ranks),
-                                    .n_sections = c.params.by_section ? job->n_ranks : 1};
-    b->sets = calloc((size_t)n_sets, sizeof *b->sets);
-    cof_status status = b->sets ? make_sets(b) : COF_FAIL(COF_ERR_NOMEM, "bench: no memory");
+    *b = (struct grad_return_bench){
+        .job = *job, .c = c.gr, .count = c.count, .is_graph = c.is_graph,
+        .device = cofi_check_device(job->world), .layout = layout_of(&c.gr, job->n_ranks),
+        .n_sections = c.gr.params.by_section ? job->n_ranks : 1};
+    cof_status status = open_bench(b, size.set_bytes / (size_t)job->n_ranks, n_sets);
     if (status == COF_OK)
         *bench_out = b;
     else
@@ -272,7 +372,10 @@ static cof_status create(struct cofi_job *job, const char *line, int n_sets, voi
 static cof_status make_plan(void *bench, cof_plan **plan_out)
 {
     struct grad_return_bench *b = bench;
-    return cof_grad_return_plan_create(b->job.team, &b->c.params, NULL, plan_out);
+    cof_status status = cof_grad_return_plan_create(b->job.team, &b->c.params, NULL, plan_out);
+    b->plan = status == COF_OK ? *plan_out : NULL;
+    b->graph_plan = NULL;
+    return status;
 }
 
 /* One run, on the partials that begin at this row of their buffers. */
@@ -280,7 +383,7 @@ static cof_status run_part(struct grad_return_bench *b, cof_plan *plan, const st
                            int64_t first, int64_t rows, cof_stream stream)
 {
     const cof_grad_return_params *p = &b->c.params;
-    cof_device cpu = {COF_DEVICE_CPU, 0};
+    cof_device device = cofi_check_memory_device(b->job.world);
     cof_dtype type = p->partial_f32 ? COF_F32 : p->dtype;
     int64_t local = cof_layout_local_rows(&b->layout, b->job.rank);
     cof_shape in[2], out[2];
@@ -290,8 +393,8 @@ static cof_status run_part(struct grad_return_bench *b, cof_plan *plan, const st
         size_t at = (size_t)first * row_elements(&b->c, is_v) * partial_bytes(&b->c);
         in[is_v] = (cof_shape){{rows, p->n_batch, p->n_heads, dim}};
         out[is_v] = (cof_shape){{local, p->n_batch, p->n_heads, dim}};
-        t[is_v] = cof_tensor_make(s->in[is_v] + at, cpu, type, 4, &in[is_v]);
-        sums[is_v] = cof_tensor_make(s->out[is_v], cpu, p->dtype, 4, &out[is_v]);
+        t[is_v] = cof_tensor_make(s->in[is_v] + at, device, type, 4, &in[is_v]);
+        sums[is_v] = cof_tensor_make(s->out[is_v], device, p->dtype, 4, &out[is_v]);
     }
     cof_grad_return_args args = COF_GRAD_RETURN_ARGS_INIT;
     args.dk = &t[0];
@@ -318,12 +421,61 @@ static cof_status run(void *bench, cof_plan *plan, int direction, int set, cof_s
     return COF_OK;
 }
 
+static cof_status enqueue_calls(void *arg, cof_stream stream)
+{
+    struct grad_return_bench *b = arg;
+    for (int64_t i = 0; i < b->count; i++)
+        COF_TRY(run(b, b->plan, 0, (int)(i % b->n_sets), stream));
+    return COF_OK;
+}
+
+static cof_status replay_calls(void *arg, cof_stream stream)
+{
+    struct grad_return_bench *b = arg;
+    return b->device->replay(b->job.world, b->graph, stream);
+}
+
+static cof_status capture(struct grad_return_bench *b)
+{
+    const struct cofi_check_work calls = {enqueue_calls, b};
+    b->device->release(b->job.world, b->graph);
+    b->graph = NULL;
+    COF_TRY(b->device->capture(b->job.world, &calls, b->stream, &b->graph));
+    b->graph_plan = b->plan;
+    return cof_team_barrier(b->job.team);
+}
+
+/* The ranks meet in calls before, which keep the device busy until the timed ones are enqueued. */
+static cof_status time_on_device(struct grad_return_bench *b, double *seconds)
+{
+    const struct cofi_check_work work = {b->is_graph ? replay_calls : enqueue_calls, b};
+    if (b->is_graph && b->graph_plan != b->plan)
+        COF_TRY(capture(b));
+    COF_TRY(work.fn(b, b->stream));
+    COF_TRY(b->device->time(b->job.world, b->timer, &work, b->stream, seconds));
+    *seconds /= (double)b->count;
+    return cof_team_query(b->job.team);
+}
+
+static cof_status time_call(void *bench, int direction, int set, double *seconds)
+{
+    struct grad_return_bench *b = bench;
+    if (b->device)
+        return time_on_device(b, seconds);
+    int64_t begin = cofi_now();
+    COF_TRY(run(b, b->plan, direction, set, COF_STREAM_NOW));
+    *seconds = (double)(cofi_now() - begin) * 1e-9;
+    return COF_OK;
+}
+
 const struct cofi_op_bench cofi_grad_return_bench = {
     .shapes = cofi_bench_shapes_grad_return,
+    .cuda_shapes = cofi_bench_shapes_grad_return_cuda,
     .directions = {"run"},
     .size = size_case,
     .create = create,
     .make_plan = make_plan,
     .run = run,
+    .time = time_call,
     .destroy = destroy,
 };

@@ -12,7 +12,9 @@
 
 enum {
     DTYPE, PARTIAL, WIRE, ROWS, BATCH, HEADS, DIMS, LAYOUT, CHUNKING, TRANSFER, BY, WRITERS,
-    STRIDES, DATA, CALLS, DELAY, N_FACTORS
+    STRIDES, DATA, CALLS, DELAY, N_CPU_FACTORS,
+    /* Of cases on CUDA devices. */
+    GRAPH = N_CPU_FACTORS, PLANS, EPOCH, CTAS, WAIT, ROUNDS, N_FACTORS
 };
 
 static const struct factor {
@@ -36,6 +38,12 @@ static const struct factor {
     [DATA] = {"data", 2, {"uniform", "integer"}},
     [CALLS] = {"calls", 2, {"one", "three"}},
     [DELAY] = {"delay", 2, {"none", "random"}},
+    [GRAPH] = {"graph", 2, {"eager", "replayed"}},
+    [PLANS] = {"plans", 2, {"one", "shared"}},
+    [EPOCH] = {"epoch", 2, {"first", "before_turn"}},
+    [CTAS] = {"max_ctas", 3, {"0", "1", "5"}},
+    [WAIT] = {"wait", 2, {"kernel", "driver"}},
+    [ROUNDS] = {"rounds", 2, {"2", "340"}},
 };
 
 static const char *const listed[] = {
@@ -49,7 +57,27 @@ static const char *const listed[] = {
     "s=1 by=section calls=three",
     "s=0 calls=three",
 };
-enum { N_LISTED = sizeof listed / sizeof listed[0], N_RANDOM = 60, N_FULL = 1000 };
+static const char *const cuda_listed[] = {
+    "s=2999 heads=8 dims=64/64 calls=three",
+    "s=2999 heads=8 dims=64/64 calls=three transfer=pull writers=causal",
+    "s=2999 heads=8 dims=192/128 calls=three graph=replayed",
+    "s=698 calls=three delay=random writers=causal rounds=340",
+    "s=698 transfer=pull calls=three delay=random rounds=340",
+    "s=698 calls=three delay=random graph=replayed rounds=340",
+    "s=698 by=section calls=three delay=random graph=replayed",
+    "s=698 calls=three plans=shared epoch=before_turn graph=replayed",
+    "s=698 by=section transfer=pull calls=three plans=shared delay=random",
+    "s=698 calls=three epoch=before_turn max_ctas=5",
+    "s=698 transfer=caller chunking=padded writers=causal calls=three",
+    "s=698 transfer=caller chunking=padded by=section calls=three wait=driver",
+    "s=2P-1 writers=causal calls=three graph=replayed",
+    "s=1 by=section calls=three graph=replayed",
+    "s=0 calls=three",
+};
+enum { N_LISTED = sizeof listed / sizeof listed[0], N_RANDOM = 60, N_FULL = 1000,
+       N_CUDA_LISTED = sizeof cuda_listed / sizeof cuda_listed[0] };
+/* So that calls of two rounds come round, where words are reset. */
+#define BEFORE_TURN (UINT32_MAX - 2)
 
 struct tuple {
     int value[N_FACTORS];
@@ -80,41 +108,51 @@ static struct tuple parse(const char *text)
     return t;
 }
 
-/* The caller's memory holds rows of dtype, equally many of every rank. */
-static void make_legal(struct tuple *t)
+/* The caller's memory holds rows of dtype, equally many of every rank; its epochs are the
+ * caller's. */
+static void make_legal(struct tuple *t, bool is_listed)
 {
     if (t->value[TRANSFER] == 2) {
         t->value[WIRE] = 0;
         t->value[CHUNKING] = 1;
+        t->value[GRAPH] = t->value[PLANS] = t->value[EPOCH] = 0;
+    } else {
+        t->value[WAIT] = 0;
     }
-    if (t->value[ROWS] >= 6) { /* many rows: not too much in each */
+    if (t->value[ROWS] >= 6 && !is_listed) { /* many rows: not too much in each */
         t->value[HEADS] = t->value[HEADS] == 2 ? 1 : t->value[HEADS];
         t->value[DIMS] = t->value[DIMS] % 2 ? 0 : t->value[DIMS];
     }
 }
 
-static struct tuple tuple_of(int64_t idx)
+static int64_t n_listed(const struct cofi_check_options *options)
+{
+    return options->cuda ? N_CUDA_LISTED : N_LISTED;
+}
+
+static struct tuple tuple_of(const struct cofi_check_options *options, int64_t idx)
 {
     struct tuple t = {{0}};
-    if (idx < N_LISTED) {
-        t = parse(listed[idx]);
+    bool is_listed = idx < n_listed(options);
+    if (is_listed) {
+        t = parse(options->cuda ? cuda_listed[idx] : listed[idx]);
     } else {
-        for (int f = 0; f < N_FACTORS; f++)
+        for (int f = 0; f < (options->cuda ? ROUNDS : N_CPU_FACTORS); f++)
             t.value[f] = (int)(cofi_check_random(17, (uint64_t)f, (uint64_t)idx) %
                                (uint64_t)factors[f].n);
     }
-    make_legal(&t);
+    make_legal(&t, is_listed);
     return t;
 }
 
 int64_t cofi_gr_n_cases(const struct cofi_check_options *options)
 {
-    return N_LISTED + (options->full ? N_FULL : N_RANDOM);
+    return n_listed(options) + (options->full ? N_FULL : N_RANDOM);
 }
 
 void cofi_gr_case(const struct cofi_check_options *options, int64_t idx, struct cofi_gr_case *c)
 {
-    struct tuple t = tuple_of(idx);
+    struct tuple t = tuple_of(options, idx);
     const int *v = t.value;
     const char *rows = factors[ROWS].value[v[ROWS]], *dims = factors[DIMS].value[v[DIMS]];
     *c = (struct cofi_gr_case){.params = COF_GRAD_RETURN_PARAMS_INIT};
@@ -137,16 +175,21 @@ void cofi_gr_case(const struct cofi_check_options *options, int64_t idx, struct 
     c->integers = v[DATA];
     c->n_calls = v[CALLS] ? 3 : 1;
     c->random_delays = v[DELAY];
+    c->n_rounds = v[ROUNDS] ? 340 : v[GRAPH] ? 6 : 2;
+    c->is_captured = v[GRAPH];
+    c->is_shared = v[PLANS];
+    c->first_epoch = v[EPOCH] ? BEFORE_TURN : 1;
+    p->driver_wait = v[WAIT];
+    p->max_ctas = atoi(factors[CTAS].value[v[CTAS]]);
 }
 
 void cofi_gr_case_line(const struct cofi_check_options *options, int64_t idx, char *line,
                        size_t bytes)
 {
-    (void)options;
-    struct tuple t = tuple_of(idx);
+    struct tuple t = tuple_of(options, idx);
     snprintf(line, bytes, "grad_return");
-    for (int f = 0; f < N_FACTORS; f++)
+    for (int f = 0; f < (options->cuda ? N_FACTORS : N_CPU_FACTORS); f++)
         cofi_check_append(line, bytes, " %s=%s", factors[f].key, factors[f].value[t.value[f]]);
-    if (idx >= N_LISTED)
-        cofi_check_append(line, bytes, " case=%lld", (long long)(idx - N_LISTED));
+    if (idx >= n_listed(options))
+        cofi_check_append(line, bytes, " case=%lld", (long long)(idx - n_listed(options)));
 }

@@ -11,6 +11,9 @@ struct cofi_gr_case {
     cof_writers writers;
     bool padded_strides, integers, random_delays;
     int n_calls; /* in flight at once, unless the caller orders reuse */
+    int n_rounds;
+    bool is_captured, is_shared; /* in a graph; two plans on one arena, by turns */
+    uint32_t first_epoch;
 };
 
 int64_t cofi_gr_n_cases(const struct cofi_check_options *options);

@@ -27,6 +27,7 @@ static const char usage[] =
     "  -i, --input FILE       tensors dk and dv, BF16, F16 or F32\n"
     "  -o, --output FILE      written to a temporary name, then renamed\n"
     "      --ranks P          must be the file's P\n"
+    "      --device D         cpu; cuda: ranks are processes on the CUDA devices, in turn [cpu]\n"
     "      --engine E         shm: processes; thread: threads of this process [COFUSE_ENGINE]\n"
     "      --layout L         zigzag or contiguous\n"
     "      --chunking C       balanced or padded\n"
@@ -39,13 +40,14 @@ static const char usage[] =
     "      --repeat N         timed calls after one to warm up; the best counts [3]\n"
     "      --names dk=key,... keys of dk and dv in the file\n";
 
-enum { OPT_RANKS = 256, OPT_ENGINE, OPT_LAYOUT, OPT_CHUNKING, OPT_TRANSFER, OPT_BY, OPT_WRITERS,
+enum { OPT_RANKS = 256, OPT_DEVICE, OPT_ENGINE, OPT_LAYOUT, OPT_CHUNKING, OPT_TRANSFER, OPT_BY, OPT_WRITERS,
        OPT_WIRE, OPT_THREADS, OPT_COMPARE, OPT_REPEAT, OPT_NAMES };
 
 static const struct option long_options[] = {
     {"input", required_argument, NULL, 'i'},
     {"output", required_argument, NULL, 'o'},
     {"ranks", required_argument, NULL, OPT_RANKS},
+    {"device", required_argument, NULL, OPT_DEVICE},
     {"engine", required_argument, NULL, OPT_ENGINE},
     {"layout", required_argument, NULL, OPT_LAYOUT},
     {"chunking", required_argument, NULL, OPT_CHUNKING},
@@ -74,6 +76,10 @@ static bool parse_option(struct cofi_gr_options *o, int c)
     case OPT_RANKS:
         ok = cofi_cli_int("--ranks", optarg, 1, COFI_MAX_RANKS, &n);
         o->n_ranks = (int)n;
+        return ok;
+    case OPT_DEVICE:
+        ok = cofi_cli_choice("--device", optarg, "cpu|cuda", &choice);
+        o->cuda = choice == 1;
         return ok;
     case OPT_ENGINE: return cofi_run_engine(optarg, &o->engine);
     case OPT_LAYOUT: return cofi_cli_choice("--layout", optarg, "zigzag|contiguous", &o->layout);
@@ -110,8 +116,16 @@ static int check_options(struct cofi_gr_options *o, int argc, char **argv)
         return cofi_cli_error("%s", error);
     if (cofi_config_check() != COF_OK)
         return cofi_cli_error("%s", cof_last_error());
+    if (o->cuda && o->engine == COF_ENGINE_THREAD)
+        return cofi_cli_error("option --engine = \"thread\": wanted shm with --device cuda");
     cofi_run_engine_default(&o->engine);
-    return COFI_EXIT_OK;
+    if (!o->cuda)
+        return COFI_EXIT_OK;
+    o->engine = COF_ENGINE_CUDA;
+    if (cofi_check_cuda())
+        return COFI_EXIT_OK;
+    cofi_cli_error("option --device = \"cuda\": this program was built without CUDA");
+    return COFI_EXIT_UNSUPPORTED;
 }
 
 /* ---- comparing ------------------------------------------------------------------------------ */

@@ -19,7 +19,7 @@ struct cofi_gr_options {
     const char *input, *output;
     char *names[2]; /* keys of dk and dv */
     char names_text[256];
-    bool by_section, compare, wire_f32;
+    bool cuda, by_section, compare, wire_f32;
 };
 
 struct cofi_gr_run {

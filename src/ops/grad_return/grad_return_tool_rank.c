@@ -7,6 +7,7 @@
 
 #include "core/clock.h"
 #include "core/error.h"
+#include "ops/check_memory.h"
 #include "ops/grad_return/grad_return_tool.h"
 #include "tools/run_op.h"
 
@@ -18,8 +19,8 @@ struct rank_work {
     cof_stream stream;
     cof_layout layout;
     int n_sections;
-    /* dk, dv: partials by section (one: all rows in global order), and sums */
-    void **in[2], *out[2];
+    /* dk, dv, where the rank works: partials by section (one: all rows in global order), and sums */
+    struct cofi_check_memory *in[2], out[2];
 };
 
 static int owner_of(const struct rank_work *w, int section)
@@ -40,25 +41,36 @@ static void copy_rows(const struct rank_work *w, int owner, int is_v, char *loca
     }
 }
 
-static cof_status make_tensors(struct rank_work *w)
+static int64_t rows_of(const struct rank_work *w, int section)
+{
+    return w->run->params.by_section ? cof_layout_local_rows(&w->layout, owner_of(w, section))
+                                     : w->run->params.n_rows;
+}
+
+static cof_status make_partial(struct rank_work *w, int section, int is_v)
 {
     struct cofi_gr_run *run = w->run;
+    struct cofi_check_memory *m = &w->in[is_v][section];
+    size_t row = cofi_gr_row_bytes(run, is_v), rows = (size_t)run->params.n_rows;
+    char *own = (char *)run + run->in[is_v] + (size_t)w->rank * rows * row;
+    COF_TRY(cofi_check_memory_open(w->world, (size_t)rows_of(w, section) * row, m));
+    if (run->params.by_section)
+        copy_rows(w, owner_of(w, section), is_v, m->host, own, true);
+    else
+        memcpy(m->host, own, m->bytes);
+    return cofi_check_memory_upload(m);
+}
+
+static cof_status make_tensors(struct rank_work *w)
+{
     for (int is_v = 0; is_v < 2; is_v++) {
-        size_t row = cofi_gr_row_bytes(run, is_v), rows = (size_t)run->params.n_rows;
-        char *own = (char *)run + run->in[is_v] + (size_t)w->rank * rows * row;
-        size_t local = (size_t)cof_layout_local_rows(&w->layout, w->rank) * row;
+        size_t row = cofi_gr_row_bytes(w->run, is_v);
         w->in[is_v] = calloc((size_t)w->n_sections, sizeof *w->in[is_v]);
-        w->out[is_v] = malloc(local + 1);
-        COF_FAIL_IF(!w->in[is_v] || !w->out[is_v], COF_ERR_NOMEM, "no memory for %zu bytes", local);
-        memset(w->out[is_v], 0xff, local);
-        for (int s = 0; s < w->n_sections && run->params.by_section; s++) {
-            size_t bytes = (size_t)cof_layout_local_rows(&w->layout, owner_of(w, s)) * row;
-            w->in[is_v][s] = calloc(bytes + 1, 1);
-            COF_FAIL_IF(!w->in[is_v][s], COF_ERR_NOMEM, "no memory for %zu bytes", bytes);
-            copy_rows(w, owner_of(w, s), is_v, w->in[is_v][s], own, true);
-        }
-        if (!run->params.by_section)
-            w->in[is_v][0] = own;
+        COF_FAIL_IF(!w->in[is_v], COF_ERR_NOMEM, "no memory");
+        for (int s = 0; s < w->n_sections; s++)
+            COF_TRY(make_partial(w, s, is_v));
+        COF_TRY(cofi_check_memory_open(
+            w->world, (size_t)cof_layout_local_rows(&w->layout, w->rank) * row, &w->out[is_v]));
     }
     return COF_OK;
 }
@@ -66,19 +78,17 @@ static cof_status make_tensors(struct rank_work *w)
 static cof_status one_call(struct rank_work *w)
 {
     const cof_grad_return_params *p = &w->run->params;
-    cof_device cpu = {COF_DEVICE_CPU, 0};
+    cof_device device = cofi_check_memory_device(w->world);
     for (int s = 0; s < w->n_sections; s++) {
-        int64_t rows = p->by_section ? cof_layout_local_rows(&w->layout, owner_of(w, s))
-                                     : p->n_rows;
         int64_t local = cof_layout_local_rows(&w->layout, w->rank);
         cof_shape in[2], out[2];
         cof_tensor t[4];
         for (int is_v = 0; is_v < 2; is_v++) {
             int64_t dim = is_v ? p->head_dim_v : p->head_dim_k;
-            in[is_v] = (cof_shape){{rows, p->n_batch, p->n_heads, dim}};
+            in[is_v] = (cof_shape){{rows_of(w, s), p->n_batch, p->n_heads, dim}};
             out[is_v] = (cof_shape){{local, p->n_batch, p->n_heads, dim}};
-            t[is_v] = cof_tensor_make(w->in[is_v][s], cpu, p->dtype, 4, &in[is_v]);
-            t[2 + is_v] = cof_tensor_make(w->out[is_v], cpu, p->dtype, 4, &out[is_v]);
+            t[is_v] = cof_tensor_make(w->in[is_v][s].data, device, p->dtype, 4, &in[is_v]);
+            t[2 + is_v] = cof_tensor_make(w->out[is_v].data, device, p->dtype, 4, &out[is_v]);
         }
         cof_grad_return_args args = COF_GRAD_RETURN_ARGS_INIT;
         args.dk = &t[0];
@@ -88,14 +98,14 @@ static cof_status one_call(struct rank_work *w)
         args.writers = w->run->writers;
         COF_TRY(cof_grad_return_run(w->plan, &args, w->stream));
     }
-    return cof_stream_sync(w->stream);
+    COF_TRY(cof_stream_sync(w->stream));
+    return cof_team_query(cof_world_team(w->world)); /* on devices streams do not tell */
 }
 
-static cof_status run_rank(struct rank_work *w, const cof_world_options *options)
+static cof_status run_rank(struct rank_work *w)
 {
     struct cofi_gr_run *run = w->run;
     double *best = (double *)((char *)run + run->times) + w->rank;
-    COF_TRY(cof_world_create(options, &w->world));
     w->layout = (cof_layout){run->params.layout, run->params.chunking, run->n_ranks,
                              run->params.n_rows};
     w->n_sections = run->params.by_section ? run->n_ranks : 1;
@@ -112,23 +122,33 @@ static cof_status run_rank(struct rank_work *w, const cof_world_options *options
         double seconds = (double)(cofi_now() - begin) * 1e-9;
         *best = i <= 0 || seconds < *best ? seconds : *best;
     }
-    for (int is_v = 0; is_v < 2; is_v++)
-        copy_rows(w, w->rank, is_v, w->out[is_v], (char *)run + run->out[is_v], false);
+    for (int is_v = 0; is_v < 2; is_v++) {
+        COF_TRY(cofi_check_memory_download(&w->out[is_v]));
+        copy_rows(w, w->rank, is_v, w->out[is_v].host, (char *)run + run->out[is_v], false);
+    }
     return COF_OK;
 }
 
 int cofi_gr_rank(struct cofi_gr_run *run, const cof_world_options *options, int rank)
 {
     struct rank_work w = {.run = run, .rank = rank};
-    int code = cofi_run_exit(rank, run_rank(&w, options));
+    const struct cofi_check_device *device = NULL;
+    cof_status status = cof_world_create(options, &w.world);
+    if (status == COF_OK && (device = cofi_check_device(w.world)))
+        status = device->open(w.world);
+    if (status == COF_OK)
+        status = run_rank(&w);
+    int code = cofi_run_exit(rank, status);
     cof_stream_destroy(w.stream);
     cof_plan_destroy(w.plan);
-    cof_world_destroy(w.world);
     for (int is_v = 0; is_v < 2; is_v++) {
-        for (int s = 0; w.in[is_v] && s < w.n_sections && run->params.by_section; s++)
-            free(w.in[is_v][s]);
+        for (int s = 0; w.in[is_v] && s < w.n_sections; s++)
+            cofi_check_memory_close(&w.in[is_v][s]);
         free(w.in[is_v]);
-        free(w.out[is_v]);
+        cofi_check_memory_close(&w.out[is_v]);
     }
+    cof_world_destroy(w.world);
+    if (device)
+        device->close();
     return code;
 }
