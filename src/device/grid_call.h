@@ -69,12 +69,18 @@ struct cofd_grid_wait {
     struct cofd_patience patience; /* zero at its beginning */
 };
 
+/* Of a wait in memory, so that few registers hold it. */
+COFD_RARE void cofd_fail_apart(const struct cofd_wait *wait, int status, uint64_t seen)
+{
+    cofd_fail(wait, status, seen);
+}
+
 COFD_RARE void cofd_grid_fail(struct cofd_grid g, const struct cofd_grid_wait *wait)
 {
     const struct cofd_binding b = cofd_grid_binding(&g);
     const struct cofd_wait w = {g.c->arena, &b, wait->writer, COFI_READY, 0, g.epoch,
                                 &g.c->binding->tagged_wait};
-    cofd_fail(&w, wait->patience.status, wait->seen);
+    cofd_fail_apart(&w, wait->patience.status, wait->seen);
 }
 
 /* ---- begin ---------------------------------------------------------------------------------- */

@@ -50,7 +50,7 @@ struct cofd_wait {
 
 /* The first failure of this rank tells everybody: the record, then the poison. Its own host is told
  * first: kernels that find the arena dead end at once, and the host may look when they have. */
-COFD_RARE void cofd_fail(const struct cofd_wait *w, int status, uint64_t seen)
+COFD_FN void cofd_fail(const struct cofd_wait *w, int status, uint64_t seen)
 {
     struct cofd_arena *a = w->arena;
     const struct cofd_binding *b = w->binding;

@@ -281,9 +281,6 @@ static cof_status build(struct cofi_grad_return_plan *plan, cof_team *team,
     const struct cofi_binding_spec spec = {.op = "grad_return",
                                            .payload_bytes = plan->payload_bytes,
                                            .tagged_bytes = plan->tagged_bytes,
-                                           .tagged_step = plan->transport == &cofi_gr_pull
-                                                              ? "partial published"
-                                                              : "gradient returned",
                                            .n_purposes = plan->n_purposes,
                                            .acks = plan->acks};
     if (plan->has_arena)

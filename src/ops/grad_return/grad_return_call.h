@@ -33,7 +33,7 @@ struct cofd_gr_call {
     uint64_t ready, ack; /* of the words, in the slabs */
     uint32_t parts;
     int32_t first_push, last_push, first_sum, last_sum; /* steps; none: last < first */
-    struct cofd_wait_options is_free;                   /* grid.data: of ready words */
+    struct cofd_wait_options is_free, is_ready; /* of waits for acks and ready words */
 };
 
 /* Bytes of the words. */

@@ -150,6 +150,9 @@ static void set_call(struct cofi_grad_return_plan *plan, const struct cofi_gr_ca
     *k = (struct cofi_gr_kernel){
         .call = {.grid = grid_of(plan), .cut = st->cut, .ready = plan->binding.tagged_offset,
                  .ack = plan->binding.tagged_offset + cofd_gr_ready_bytes(&st->cut, plan->n_ranks),
+                 .is_ready = cofi_wait_options(a, plan->transport == &cofi_gr_pull
+                                                      ? "partial published"
+                                                      : "gradient returned"),
                  .is_free = cofi_wait_options(a, plan->transport == &cofi_gr_pull
                                                      ? "last partial read"
                                                      : "gradient slot free")},

@@ -128,7 +128,7 @@ COFD_FN bool cofd_gr_wait_ready(const struct cofd_gr_call *c, const struct cofd_
     const int writer = cofd_gr_writer(c, sum.step);
     return cofd_gr_wait(g, writer, COFI_READY,
                         cofd_gr_ready(c, c->grid.rank, lane, sum.piece, writer), g->epoch,
-                        &c->grid.binding->tagged_wait);
+                        &c->is_ready);
 }
 
 /* The next user of the step's slot: two steps on, or the first user in the next call. */
