@@ -189,19 +189,22 @@ static cof_status fill_inputs(struct attention_bench *b)
     COF_FAIL_IF(!values, COF_ERR_NOMEM, "%zu bytes for values of inputs", table_bytes);
     for (int64_t i = 0; i < N_VALUES; i++)
         cofi_check_store(values, dtype, i, cofi_check_normal(1, 0, (uint64_t)i));
+    cof_status status = COF_OK;
     for (int s = 0; s < b->n_sets; s++)
         for (int t = 0; t < COFI_CT_O; t++) {
-            const struct cofi_guard *guard = &b->sets[s].tensor[t].guard;
+            struct cofi_check_memory *m = &b->sets[s].tensor[t].memory;
             size_t at = cofi_check_random(2, (uint64_t)(b->job.rank * b->n_sets + s), (uint64_t)t) %
                         N_VALUES * (size_t)cofi_dtype_bytes(dtype);
-            for (size_t done = 0; guard->base && done < guard->bytes; at = 0) {
-                size_t left = guard->bytes - done, n = table_bytes - at;
-                memcpy(guard->data + done, values + at, n < left ? n : left);
+            for (size_t done = 0; m->base && done < m->bytes; at = 0) {
+                size_t left = m->bytes - done, n = table_bytes - at;
+                memcpy(m->host + done, values + at, n < left ? n : left);
                 done += n < left ? n : left;
             }
+            if (m->base && status == COF_OK)
+                status = cofi_check_memory_upload(m);
         }
     free(values);
-    return COF_OK;
+    return status;
 }
 
 static void destroy(void *bench)
