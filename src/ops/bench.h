@@ -10,7 +10,8 @@
 enum { COFI_BENCH_LINE_BYTES = 400 };
 
 /* bench/shapes/<op>.txt, <op>_cuda.txt */
-extern const char cofi_bench_shapes_attention[], cofi_bench_shapes_grad_return[],
+extern const char cofi_bench_shapes_attention[], cofi_bench_shapes_attention_cuda[],
+    cofi_bench_shapes_grad_return[],
     cofi_bench_shapes_runtime[], cofi_bench_shapes_runtime_cuda[],
     cofi_bench_shapes_allreduce_rmsnorm[], cofi_bench_shapes_allreduce_rmsnorm_cuda[];
 
