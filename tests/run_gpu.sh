@@ -175,8 +175,8 @@ allreduce_on_devices() { # allreduce_on_devices NAME DEVICES LEAST_RANKS
 }
 
 # Every kind of call and step: both schedules, a window, padding, strides, a graph, an accumulator.
-small_attention=('*mask=causal window=none * s=7 *' '*window=c:0 * s=129 *'
-    '*s=129 *strides=padded*calls=graph*' '*s=2P+1 *chunking=padded*schedule=gather*')
+small_attention=('* s=[57] *strides=padded*' '*chunking=padded s=5 *' '* s=129 *calls=graph*'
+    '*window=none* s=129 *calls=two*schedule=ring*')
 
 attention_on_devices() { # attention_on_devices NAME DEVICES LEAST_RANKS
     local name=$1/attention devices=$2 least=$3 ranks

@@ -11,6 +11,7 @@
 #include <cuda_runtime_api.h>
 #include <math.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <spawn.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -64,7 +65,7 @@ static void make_tensors(struct tensors *t, cof_world *world)
 {
     cof_layout layout = {COF_LAYOUT_ZIGZAG, COF_CHUNKING_BALANCED, cof_world_size(world), ROWS};
     cof_device device = {COF_DEVICE_CUDA, cof_world_device(world)};
-    cudaSetDevice(device.id);
+    cudaSetDevice(cof_world_device(world));
     t->n_rows = cof_layout_local_rows(&layout, cof_world_rank(world));
     for (int i = 0; i < N_TENSORS; i++) {
         void *data = NULL;
