@@ -39,6 +39,8 @@ enum cofi_var_type { COFI_INT, COFI_SECONDS, COFI_CHOICE, COFI_TEXT };
       "blocks that one kernel on a CUDA device may use")                                           \
     X(CUDA_MEMORY, "COFUSE_CUDA_MEMORY", COFI_CHOICE, "auto", "auto|vmm|ipc",                      \
       "device memory between ranks: descriptors of cuMem*, or the older handles of cudaIpc*")      \
+    X(CUDNN_PATH, "COFUSE_CUDNN_PATH", COFI_TEXT, "", "file or folder",                            \
+      "libcudnn.so.9 for attention on CUDA devices; else searched for")                            \
     X(TAGGED_UNITS, "COFUSE_TAGGED_UNITS", COFI_CHOICE, "auto", "auto|lines|words",                \
       "what carries its own signal between devices: 128-byte lines (auto: over NVLink), 16 bytes") \
     X(ATTENTION_ENGINE, "COFUSE_ATTENTION_ENGINE", COFI_CHOICE, "auto", "auto|cudnn|exact",        \

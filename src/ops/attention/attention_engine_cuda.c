@@ -13,6 +13,7 @@
 
 /* Best first; the last one takes every shape. */
 static const struct cofi_attention_engine *const engines[] = {
+    &cofi_attention_cudnn,
     &cofi_attention_exact,
 };
 enum { N_ENGINES = sizeof engines / sizeof engines[0] };
@@ -26,7 +27,7 @@ cof_status cofi_attention_engine_choose(int device, const struct cofi_attention_
                                         const struct cofi_attention_engine **engine_out)
 {
     const char *wanted = cofi_config_text(COFI_VAR_ATTENTION_ENGINE);
-    char why[160] = "it is not in this build";
+    char why[400] = "it is not in this build";
     for (int i = 0; i < N_ENGINES; i++) {
         if (strcmp(wanted, "auto") && strcmp(wanted, engines[i]->name))
             continue;
