@@ -174,14 +174,35 @@ allreduce_on_devices() { # allreduce_on_devices NAME DEVICES LEAST_RANKS
     memcheck "$name" "$devices" "${small_allreduce[@]}"
 }
 
+# Every kind of call and step: both schedules, a window, padding, strides, a graph, an accumulator.
+small_attention=('* s=[57] *strides=padded*' '*chunking=padded s=5 *' '* s=129 *calls=graph*'
+    '*window=none* s=129 *calls=two*schedule=ring*')
+
+attention_on_devices() { # attention_on_devices NAME DEVICES LEAST_RANKS
+    local name=$1/attention devices=$2 least=$3 ranks
+    for ranks in 1 2 3 4 8; do
+        [ $ranks -ge "$least" ] || continue
+        check "$name/shm" "$devices" $ranks '' attention
+    done
+    check "$name/exact" "$devices" 2 COFUSE_ATTENTION_ENGINE=exact attention
+    check "$name/thread" "$devices" 2 CUDA_DEVICE_MAX_CONNECTIONS=32 attention --engine thread
+    check "$name/connections=1" "$devices" 2 CUDA_DEVICE_MAX_CONNECTIONS=1 attention
+    check "$name/attach" "$devices" 2 '' attention --engine attach
+    memcheck "$name" "$devices" "${small_attention[@]}"
+}
+
 row unit/cuda_world "$all" 2 '' build/tests/unit_cuda_world
 on_devices one "${visible[0]}" 1
 allreduce_on_devices one "${visible[0]}" 1
 row one/allreduce_rmsnorm/killed/ranks=2 "${visible[0]}" 2 '' build/tests/unit_cuda_allreduce
+attention_on_devices one "${visible[0]}" 1
+row one/attention/killed/ranks=3 "${visible[0]}" 3 '' build/tests/unit_cuda_attention
 if [ ${#visible[@]} -gt 1 ]; then
     on_devices all "$all" 2
     allreduce_on_devices all "$all" 2
     row all/allreduce_rmsnorm/killed/ranks=2 "$all" 2 '' build/tests/unit_cuda_allreduce
+    attention_on_devices all "$all" 2
+    row all/attention/killed/ranks=3 "$all" 3 '' build/tests/unit_cuda_attention
 fi
 [ -z "$list" ] || exit 0
 

@@ -10,14 +10,15 @@
 enum { COFI_BENCH_LINE_BYTES = 400 };
 
 /* bench/shapes/<op>.txt, <op>_cuda.txt */
-extern const char cofi_bench_shapes_attention[], cofi_bench_shapes_grad_return[],
+extern const char cofi_bench_shapes_attention[], cofi_bench_shapes_attention_cuda[],
+    cofi_bench_shapes_grad_return[],
     cofi_bench_shapes_runtime[], cofi_bench_shapes_runtime_cuda[],
     cofi_bench_shapes_allreduce_rmsnorm[], cofi_bench_shapes_allreduce_rmsnorm_cuda[],
     cofi_bench_shapes_grad_return_cuda[];
 
 /* Calls fn(arg, key, value) for the words of a case's line, the operator's name and words of the
  * harness (name, set) left out; so are those with which a describe line tells what a plan was given
- * by its team and machine (P, engine, arena, device, isa, gemm), so that a describe line is a case
+ * by its team and machine (P, engine, arena, device, isa, gemm, sections), so that a describe line is a case
  * too. The first failure ends it; COF_ERR_INVALID for a word without '='. */
 typedef cof_status (*cofi_bench_word_fn)(void *arg, const char *key, const char *value);
 cof_status cofi_bench_words(const char *line, cofi_bench_word_fn fn, void *arg);

@@ -329,8 +329,9 @@ static cof_status check_apart(const struct named_tensor *outputs, int n_outputs,
     return COF_OK;
 }
 
-static cof_status read_call(const struct cofi_attention_plan *plan, const cof_attention_args *given,
-                            bool backward, struct cofi_attention_call *call)
+cof_status cofi_attention_read_call(const struct cofi_attention_plan *plan,
+                                    const cof_attention_args *given, bool backward,
+                                    struct cofi_attention_call *call)
 {
     const struct cofi_attention_dims *d = &plan->dims;
     cof_attention_args a;
@@ -369,7 +370,7 @@ static cof_status run(cof_plan *base, const cof_attention_args *args, cof_stream
     struct cofi_attention_call call;
     COF_FAIL_IF(backward && plan->params.forward_only, COF_ERR_INVALID,
                 "plan: made with forward_only = 1, it has no backward");
-    COF_TRY(read_call(plan, args, backward, &call));
+    COF_TRY(cofi_attention_read_call(plan, args, backward, &call));
     COF_TRY(cofi_team_status(base->team));
     if (cofi_arena_status(plan->binding.arena) != COF_OK)
         return cofi_fail_text(COF_ERR_POISONED, cof_last_error());

@@ -64,6 +64,14 @@ void cofi_attention_needed_rows(const cof_layout *layout, const struct cofi_sigh
 struct cofi_attention_plan;
 struct cofi_attention_call;
 
+/* Parts of a forward call on a device, for benches; a call has all. */
+enum {
+    COFI_PART_TRANSFER = 1, /* publishing and fetching, with their waits */
+    COFI_PART_SECTIONS = 2,
+    COFI_PART_MERGES = 4,
+    COFI_PART_ALL = 7
+};
+
 /* What the devices do, each in its own way. */
 struct cofi_attention_backend {
     const char *name; /* "cpu", "cuda" */
@@ -79,6 +87,9 @@ struct cofi_attention_backend {
     void (*close)(struct cofi_attention_plan *plan); /* of a half-opened one too */
     cof_status (*run)(struct cofi_attention_plan *plan, const struct cofi_attention_call *call,
                       bool backward, cof_stream stream);
+    /* COFI_PART_.. bits of a forward call; NULL: it has no parts. */
+    cof_status (*run_parts)(struct cofi_attention_plan *plan,
+                            const struct cofi_attention_call *call, int parts, cof_stream stream);
 };
 
 extern const struct cofi_attention_backend cofi_attention_cpu;
@@ -136,6 +147,11 @@ static inline struct cofi_kv_buffer cofi_attention_take_kv(const struct cofi_att
     int64_t row_elements[2] = {heads * d->dim_qk, heads * d->dim_v};
     return cofi_kv_take(base, used, rows, row_elements, elem);
 }
+
+/* attention.c: checks the arguments of a call. */
+cof_status cofi_attention_read_call(const struct cofi_attention_plan *plan,
+                                    const cof_attention_args *args, bool backward,
+                                    struct cofi_attention_call *call_out);
 
 /* attention_calls.c: enqueues one call on the CPU. */
 cof_status cofi_attention_enqueue(struct cofi_attention_plan *plan,

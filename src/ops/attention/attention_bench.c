@@ -1,9 +1,13 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* `cofuse bench attention`: tensors and arguments are made by the code that check uses. */
+/* `cofuse bench attention`: tensors and arguments are made by the code that check uses. On CPUs one
+ * call, by the host's clock; on CUDA devices `count` calls over the buffer sets by turns, eager or
+ * as one graph, by the device's events: all of a call, or a part of it (part=). The rate that a call
+ * is held against is there that of this rank's sections alone, in the same process. */
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/clock.h"
 #include "core/error.h"
 #include "core/tensor.h"
 #include "ops/attention/attention.h"
@@ -18,10 +22,26 @@ enum { FORWARD, BACKWARD };
 /* Values to fill inputs from; prime, so that rows do not repeat each other. */
 enum { N_VALUES = 65521 };
 
+enum { COUNT = 10 }; /* calls on a device that are timed as one */
+
+struct bench_case {
+    struct cofi_attention_case c;
+    bool is_graph;
+    int parts;     /* COFI_PART_.. bits */
+    int64_t count; /* 0: COUNT on a device, 1 on a CPU */
+};
+
 struct attention_bench {
     struct cofi_job job;
     struct cofi_attention_case c;
+    bool is_graph;
+    int parts;
+    int64_t count;
     int n_sets;
+    const struct cofi_check_device *device; /* NULL: the CPU */
+    cof_stream stream;                      /* of the device */
+    void *timer, *graph;
+    cof_plan *plan, *graph_plan; /* graph_plan: whose calls the graph has */
     struct cofi_attention_local *sets;
     void **saved; /* save_kv: a buffer a set */
     cof_shape saved_shape;
@@ -45,10 +65,14 @@ static cof_status read_sizes(cof_attention_params *p, const char *key, const cha
     return COF_OK;
 }
 
-static cof_status read_choice(cof_attention_params *p, const char *key, const char *value,
+static cof_status read_choice(struct bench_case *bench, const char *key, const char *value,
                               bool *known)
 {
-    enum { FORMAT, MASK, LAYOUT, CHUNKING, DIRECTION, SCHEDULE, SAVE_KV, N_CHOICES };
+    enum { FORMAT, MASK, LAYOUT, CHUNKING, DIRECTION, SCHEDULE, SAVE_KV, COMPACT, HOW, PART,
+           N_CHOICES };
+    static const int parts[] = {COFI_PART_ALL, COFI_PART_SECTIONS, COFI_PART_MERGES,
+                                COFI_PART_TRANSFER};
+    cof_attention_params *p = &bench->c.params;
     static const struct {
         const char *key, *choices;
     } words[N_CHOICES] = {{"format", "bshd|sbhd"},
@@ -57,7 +81,10 @@ static cof_status read_choice(cof_attention_params *p, const char *key, const ch
                           {"chunking", "balanced|padded"},
                           {"direction", "both|forward"},
                           {"schedule", "default|ring|gather"},
-                          {"save_kv", "0|1"}};
+                          {"save_kv", "0|1"},
+                          {"only_compact", "0|1"},
+                          {"how", "eager|graph"},
+                          {"part", "all|sections|merges|transfer"}};
     int which = 0, idx = 0;
     while (which < N_CHOICES && strcmp(words[which].key, key))
         which++;
@@ -73,11 +100,31 @@ static cof_status read_choice(cof_attention_params *p, const char *key, const ch
     case DIRECTION: p->forward_only = idx; break;
     case SCHEDULE: p->schedule = (cof_attention_schedule)idx; break;
     case SAVE_KV: p->save_kv = idx; break;
+    case COMPACT: p->only_compact = idx; break;
+    case HOW: bench->is_graph = idx; break;
+    case PART: bench->parts = parts[idx]; break;
     }
     return COF_OK;
 }
 
+/* "none", or left:right, -1 for no limit. */
+static cof_status read_window(cof_attention_params *p, const char *value)
+{
+    char *end = NULL;
+    p->has_window = strcmp(value, "none") != 0;
+    if (!p->has_window)
+        return COF_OK;
+    p->window_left = strtoll(value, &end, 10);
+    bool ok = end > value && *end == ':';
+    const char *right = ok ? end + 1 : value;
+    p->window_right = ok ? strtoll(right, &end, 10) : 0;
+    COF_FAIL_IF(!ok || end == right || *end, COF_ERR_INVALID,
+                "window = \"%s\": wanted none, or left:right", value);
+    return COF_OK;
+}
+
 struct reading {
+    struct bench_case *bench;
     cof_attention_params *p;
     cof_dtype wire; /* as named */
 };
@@ -92,7 +139,11 @@ static cof_status read_word(void *arg, const char *key, const char *value)
         return cofi_bench_dtype_or_f32(key, value, &r->wire);
     COF_TRY(read_sizes(r->p, key, value, &known));
     if (!known)
-        COF_TRY(read_choice(r->p, key, value, &known));
+        COF_TRY(read_choice(r->bench, key, value, &known));
+    if (!strcmp(key, "count"))
+        return cofi_bench_int(key, value, 1, &r->bench->count);
+    if (!strcmp(key, "window"))
+        return read_window(r->p, value);
     if (!known && !strcmp(key, "scale")) {
         char *end;
         r->p->scale = strtod(value, &end);
@@ -102,17 +153,19 @@ static cof_status read_word(void *arg, const char *key, const char *value)
     }
     COF_FAIL_IF(!known, COF_ERR_INVALID,
                 "word \"%s=%s\": wanted one of B, S, H, Hkv, Dqk, Dv, dtype, format, mask, layout, "
-                "chunking, scale, wire, direction, schedule, save_kv", key, value);
+                "chunking, scale, wire, direction, schedule, save_kv, only_compact, window, how, "
+                "part, count", key, value);
     return COF_OK;
 }
 
-static cof_status read_case(const char *line, struct cofi_attention_case *c)
+static cof_status read_case(const char *line, struct bench_case *bench)
 {
-    *c = (struct cofi_attention_case){.params = COF_ATTENTION_PARAMS_INIT};
+    *bench = (struct bench_case){.c.params = COF_ATTENTION_PARAMS_INIT, .parts = COFI_PART_ALL};
+    struct cofi_attention_case *c = &bench->c;
     cof_attention_params *p = &c->params;
     p->dtype = COF_BF16;
     p->n_batch = 1;
-    struct reading r = {.p = p};
+    struct reading r = {.bench = bench, .p = p};
     COF_TRY(cofi_bench_words(line, read_word, &r));
     COF_TRY(cofi_bench_is_f32("wire", r.wire, p->dtype, &p->wire_f32));
     COF_FAIL_IF(!p->n_rows || !p->n_heads || !p->head_dim_qk, COF_ERR_INVALID,
@@ -155,9 +208,10 @@ static struct moved_rows moved_rows(const cof_attention_params *p, int n_ranks)
 
 static cof_status size_case(const char *line, int n_ranks, struct cofi_bench_size *size_out)
 {
-    struct cofi_attention_case c;
-    COF_TRY(read_case(line, &c));
-    const cof_attention_params *p = &c.params;
+    struct bench_case bench;
+    COF_TRY(read_case(line, &bench));
+    const cof_attention_params *p = &bench.c.params;
+    const bool computes = bench.parts & COFI_PART_SECTIONS, moves = bench.parts & COFI_PART_TRANSFER;
     size_t element = (size_t)cofi_dtype_bytes(p->dtype);
     size_t rows = (size_t)(p->n_batch * p->n_rows), heads = (size_t)p->n_heads;
     size_t both_dims = (size_t)(p->head_dim_qk + p->head_dim_v);
@@ -171,8 +225,9 @@ static cof_status size_case(const char *line, int n_ranks, struct cofi_bench_siz
     *size_out = (struct cofi_bench_size){
         .n_directions = p->forward_only ? 1 : 2,
         .set_bytes = tensors * (p->forward_only ? 1 : 2) + lse + (p->save_kv ? (size_t)keys : 0),
-        .flops = {cofi_attention_flops(p, false), cofi_attention_flops(p, true)},
-        .wire_bytes = {keys, gradients + (p->save_kv ? 0 : keys)},
+        .flops = {computes ? cofi_attention_flops(p, false) : 0,
+                  computes ? cofi_attention_flops(p, true) : 0},
+        .wire_bytes = {moves ? keys : 0, gradients + (p->save_kv ? 0 : keys)},
     };
     return COF_OK;
 }
@@ -189,19 +244,22 @@ static cof_status fill_inputs(struct attention_bench *b)
     COF_FAIL_IF(!values, COF_ERR_NOMEM, "%zu bytes for values of inputs", table_bytes);
     for (int64_t i = 0; i < N_VALUES; i++)
         cofi_check_store(values, dtype, i, cofi_check_normal(1, 0, (uint64_t)i));
+    cof_status status = COF_OK;
     for (int s = 0; s < b->n_sets; s++)
         for (int t = 0; t < COFI_CT_O; t++) {
-            const struct cofi_guard *guard = &b->sets[s].tensor[t].guard;
+            struct cofi_check_memory *m = &b->sets[s].tensor[t].memory;
             size_t at = cofi_check_random(2, (uint64_t)(b->job.rank * b->n_sets + s), (uint64_t)t) %
                         N_VALUES * (size_t)cofi_dtype_bytes(dtype);
-            for (size_t done = 0; guard->base && done < guard->bytes; at = 0) {
-                size_t left = guard->bytes - done, n = table_bytes - at;
-                memcpy(guard->data + done, values + at, n < left ? n : left);
+            for (size_t done = 0; m->base && done < m->bytes; at = 0) {
+                size_t left = m->bytes - done, n = table_bytes - at;
+                memcpy(m->host + done, values + at, n < left ? n : left);
                 done += n < left ? n : left;
             }
+            if (m->base && status == COF_OK)
+                status = cofi_check_memory_upload(m);
         }
     free(values);
-    return COF_OK;
+    return status;
 }
 
 static void destroy(void *bench)
@@ -209,6 +267,11 @@ static void destroy(void *bench)
     struct attention_bench *b = bench;
     if (!b)
         return;
+    if (b->device) {
+        b->device->release(b->job.world, b->graph);
+        b->device->timer_close(b->job.world, b->timer);
+        cof_stream_destroy(b->stream);
+    }
     for (int s = 0; s < b->n_sets; s++) {
         cofi_attention_local_free(&b->sets[s]);
         free(b->saved[s]);
@@ -219,12 +282,15 @@ static void destroy(void *bench)
 }
 
 /* What the plan will refuse is refused before memory is taken for its tensors. */
-static cof_status check_case(struct cofi_job *job, const struct cofi_attention_case *c,
+static cof_status check_case(struct cofi_job *job, const struct bench_case *bench,
                              size_t tensor_bytes)
 {
     cof_workspace_sizes sizes = COF_WORKSPACE_SIZES_INIT;
-    COF_TRY(cof_attention_workspace(job->team, &c->params, &sizes));
-    return cofi_memory_check(tensor_bytes + sizes.local + sizes.symmetric);
+    const bool is_device = cofi_check_device(job->world) != NULL;
+    COF_FAIL_IF(!is_device && (bench->is_graph || bench->parts != COFI_PART_ALL || bench->count > 1),
+                COF_ERR_UNSUPPORTED, "how, part, count: wanted eager, all, 1 on the CPU");
+    COF_TRY(cof_attention_workspace(job->team, &bench->c.params, &sizes));
+    return cofi_memory_check(2 * tensor_bytes + (is_device ? 0 : sizes.local + sizes.symmetric));
 }
 
 static cof_status make_saved(struct attention_bench *b)
@@ -237,6 +303,14 @@ static cof_status make_saved(struct attention_bench *b)
         COF_FAIL_IF(!b->saved[s], COF_ERR_NOMEM, "saved_kv: no memory for %zu bytes", sizes.saved);
     }
     return COF_OK;
+}
+
+static cof_status open_device(struct attention_bench *b)
+{
+    if (!b->device)
+        return COF_OK;
+    COF_TRY(b->device->timer_open(b->job.world, &b->timer));
+    return cof_stream_create(b->job.world, 0, &b->stream);
 }
 
 static cof_status make_sets(struct attention_bench *b, int n_sets)
@@ -253,14 +327,18 @@ static cof_status make_sets(struct attention_bench *b, int n_sets)
 static cof_status create(struct cofi_job *job, const char *line, int n_sets, void **bench_out)
 {
     struct cofi_bench_size size;
-    struct cofi_attention_case c;
+    struct bench_case c;
     COF_TRY(read_case(line, &c));
     COF_TRY(size_case(line, job->n_ranks, &size));
     COF_TRY(check_case(job, &c, size.set_bytes * (size_t)n_sets / (size_t)job->n_ranks));
     struct attention_bench *b = calloc(1, sizeof *b);
     COF_FAIL_IF(!b, COF_ERR_NOMEM, "bench: no memory");
-    *b = (struct attention_bench){.job = *job, .c = c};
+    *b = (struct attention_bench){.job = *job, .c = c.c, .is_graph = c.is_graph, .parts = c.parts,
+                                  .device = cofi_check_device(job->world)};
+    b->count = c.count ? c.count : b->device ? COUNT : 1;
     cof_status status = make_sets(b, n_sets);
+    if (status == COF_OK)
+        status = open_device(b);
     if (status == COF_OK)
         *bench_out = b;
     else
@@ -271,7 +349,10 @@ static cof_status create(struct cofi_job *job, const char *line, int n_sets, voi
 static cof_status make_plan(void *bench, cof_plan **plan_out)
 {
     struct attention_bench *b = bench;
-    return cof_attention_plan_create(b->job.team, &b->c.params, NULL, plan_out);
+    cof_status status = cof_attention_plan_create(b->job.team, &b->c.params, NULL, plan_out);
+    b->plan = status == COF_OK ? *plan_out : NULL;
+    b->graph_plan = NULL;
+    return status;
 }
 
 static cof_status run(void *bench, cof_plan *plan, int direction, int set, cof_stream stream)
@@ -286,19 +367,113 @@ static cof_status run(void *bench, cof_plan *plan, int direction, int set, cof_s
                                  : cof_attention_forward(plan, &args, stream);
 }
 
+/* ---- on a device ---------------------------------------------------------------------------- */
+
+/* What is left out has run before: the buffers are filled. */
+static cof_status run_parts(struct attention_bench *b, int parts, int set, cof_stream stream)
+{
+    struct cofi_attention_plan *plan = (struct cofi_attention_plan *)b->plan;
+    struct cofi_attention_call call;
+    cof_attention_args args;
+    if (parts == COFI_PART_ALL)
+        return run(b, b->plan, FORWARD, set, stream);
+    cofi_attention_local_args(&b->sets[set], false, &args);
+    COF_TRY(cofi_attention_read_call(plan, &args, false, &call));
+    return plan->backend->run_parts(plan, &call, parts, stream);
+}
+
+static cof_status enqueue_calls(void *arg, cof_stream stream)
+{
+    struct attention_bench *b = arg;
+    for (int64_t i = 0; i < b->count; i++)
+        COF_TRY(run_parts(b, b->parts, (int)(i % b->n_sets), stream));
+    return COF_OK;
+}
+
+static cof_status enqueue_sections(void *arg, cof_stream stream)
+{
+    struct attention_bench *b = arg;
+    for (int64_t i = 0; i < b->count; i++)
+        COF_TRY(run_parts(b, COFI_PART_SECTIONS, (int)(i % b->n_sets), stream));
+    return COF_OK;
+}
+
+static cof_status replay_calls(void *arg, cof_stream stream)
+{
+    struct attention_bench *b = arg;
+    return b->device->replay(b->job.world, b->graph, stream);
+}
+
+/* A whole call first, for what the parts find. */
+static cof_status capture(struct attention_bench *b)
+{
+    const struct cofi_check_work calls = {enqueue_calls, b};
+    b->device->release(b->job.world, b->graph);
+    b->graph = NULL;
+    if (b->is_graph)
+        COF_TRY(b->device->capture(b->job.world, &calls, b->stream, &b->graph));
+    b->graph_plan = b->plan;
+    COF_TRY(cof_team_barrier(b->job.team));
+    return run(b, b->plan, FORWARD, 0, COF_STREAM_NOW);
+}
+
+/* Seconds of one call. The ranks meet in calls before, which keep the device busy until the timed
+ * ones are enqueued. */
+static cof_status time_work(struct attention_bench *b, const struct cofi_check_work *work,
+                            double *seconds)
+{
+    COF_TRY(work->fn(b, b->stream));
+    COF_TRY(b->device->time(b->job.world, b->timer, work, b->stream, seconds));
+    *seconds /= (double)b->count;
+    return cof_team_query(b->job.team);
+}
+
+static cof_status time_call(void *bench, int direction, int set, double *seconds)
+{
+    struct attention_bench *b = bench;
+    const struct cofi_check_work work = {b->is_graph ? replay_calls : enqueue_calls, b};
+    int64_t begin = cofi_now();
+    if (b->device && b->graph_plan != b->plan)
+        COF_TRY(capture(b));
+    if (b->device)
+        return time_work(b, &work, seconds);
+    COF_TRY(run(b, b->plan, direction, set, COF_STREAM_NOW));
+    *seconds = (double)(cofi_now() - begin) * 1e-9;
+    return COF_OK;
+}
+
+/* flop/s of the sections alone, for this rank's share of the flops. */
+static cof_status rate_of_sections(struct attention_bench *b, double limit, double *rate_out)
+{
+    const struct cofi_check_work work = {enqueue_sections, b};
+    double least = 0, seconds = 0, total = 0;
+    if (b->graph_plan != b->plan)
+        COF_TRY(capture(b));
+    for (int i = 0; i < 3 || (i < 50 && total < limit); i++) {
+        COF_TRY(time_work(b, &work, &seconds));
+        least = i == 0 || seconds < least ? seconds : least;
+        total += seconds * (double)b->count;
+    }
+    *rate_out = cofi_attention_flops(&b->c.params, false) / b->job.n_ranks / least;
+    return cof_team_barrier(b->job.team);
+}
+
 static cof_status rate(void *bench, double seconds, double *rate_out)
 {
     struct attention_bench *b = bench;
-    return cofi_attention_tile_rate(b->job.world, &b->c.params, seconds, rate_out);
+    return b->device ? rate_of_sections(b, seconds, rate_out)
+                     : cofi_attention_tile_rate(b->job.world, &b->c.params, seconds, rate_out);
 }
 
 const struct cofi_op_bench cofi_attention_bench = {
     .shapes = cofi_bench_shapes_attention,
+    .cuda_shapes = cofi_bench_shapes_attention_cuda,
     .directions = {[FORWARD] = "forward", [BACKWARD] = "backward"},
     .size = size_case,
     .create = create,
     .make_plan = make_plan,
     .run = run,
+    .time = time_call,
     .rate = rate,
     .destroy = destroy,
 };

@@ -14,9 +14,9 @@
 
 enum {
     DTYPE, FORMAT, MASK, WINDOW, LAYOUT, CHUNKING, ROWS, BATCH, HEADS, DIMS, STRIDES, WIRE, DATA, CALLS,
-    DELAY, SCHEDULE, SAVE, N_FACTORS
+    DELAY, SCHEDULE, SAVE, COMPACT, N_FACTORS
 };
-enum { MAX_VALUES = 12 };
+enum { MAX_VALUES = 13 };
 
 /* Values up to n_mixed take part in the covering set, the others only in the explicit list. */
 static const struct factor {
@@ -32,23 +32,24 @@ static const struct factor {
                                  "3c:-1"}},
     [LAYOUT] = {"layout", 2, 2, {"zigzag", "contiguous"}},
     [CHUNKING] = {"chunking", 2, 2, {"balanced", "padded"}},
-    [ROWS] = {"s", 12, 8, {"0", "1", "2P-1", "2P", "2P+1", "7", "129", "698", "2999", "32769",
-                           "512", "4096"}},
+    [ROWS] = {"s", 13, 8, {"0", "1", "2P-1", "2P", "2P+1", "7", "129", "698", "2999", "32769",
+                           "512", "4096", "262144"}},
     [BATCH] = {"b", 2, 2, {"1", "2"}},
-    [HEADS] = {"heads", 5, 5, {"1:1", "5:5", "8:8", "32:8", "8:1"}},
+    [HEADS] = {"heads", 6, 5, {"1:1", "5:5", "8:8", "32:8", "8:1", "20:20"}},
     [DIMS] = {"dims", 7, 7, {"64/64", "96/96", "128/128", "192/128", "256/256", "32/32", "5/3"}},
     [STRIDES] = {"strides", 2, 2, {"compact", "padded"}},
     [WIRE] = {"wire_f32", 2, 2, {"0", "1"}},
     [DATA] = {"data", 7, 3, {"normal", "integer", "logits", "nan_k", "nan_v", "inf_v", "nan_q"}},
-    [CALLS] = {"calls", 4, 4, {"fwd", "fwd+bwd", "two", "fwd_x20"}},
+    [CALLS] = {"calls", 6, 6, {"fwd", "fwd+bwd", "two", "fwd_x20", "fwd_x1000", "graph"}},
     [DELAY] = {"delay", 2, 2, {"none", "random"}},
     [SCHEDULE] = {"schedule", 2, 2, {"ring", "gather"}},
     [SAVE] = {"save_kv", 2, 2, {"0", "1"}},
+    [COMPACT] = {"only_compact", 2, 2, {"0", "1"}},
 };
 
 /* The explicit list: as on the line of a case; what is not named has its first value. ranks: bit
  * P-1, 0 for any; every bit of P > 4 is that of 4. */
-static const struct {
+static const struct listed {
     unsigned ranks;
     bool full; /* with --full only */
     const char *text;
@@ -87,6 +88,18 @@ static const struct {
     {0, true, "dtype=f32 mask=causal s=2999 heads=5:5 dims=192/128 calls=fwd+bwd"},
 };
 
+/* The same for CUDA devices, beside those. */
+static const struct listed listed_cuda[] = {
+    {0, false, "mask=causal s=698 dims=128/128 calls=graph"},
+    {0, false, "mask=causal s=698 dims=128/128 calls=graph schedule=gather heads=32:8"},
+    {0, false, "mask=causal s=129 dims=64/64 calls=fwd_x1000 delay=random"},
+    {0, false, "mask=causal s=4096 dims=128/128 heads=5:5 only_compact=1"},
+    {0, false, "s=4096 dims=128/128 heads=8:1 format=sbhd b=2"},
+    {0, false, "mask=causal window=c:0 s=4096 dims=128/128 calls=graph"},
+    {0, false, "mask=causal s=2999 dims=192/128 heads=5:5 strides=padded calls=two"},
+    {1 << 3, true, "mask=causal s=262144 dims=128/128 heads=20:20 only_compact=1"},
+};
+
 enum { N_SET = 100, N_FULL = 2000, MAX_CASES = N_FULL + 100 };
 #define MAX_WORK 2.5e9 /* flops of the reference in a case of the set: about 0.4 s on one core */
 #define SCORE_WORK 150 /* a score's exp, mask and the like, in flops */
@@ -97,7 +110,7 @@ struct tuple {
 
 struct case_list {
     int n_ranks;
-    bool full;
+    bool full, cuda;
     int64_t n;
     struct tuple tuple[MAX_CASES];
     struct case_list *next;
@@ -133,7 +146,7 @@ static void set_window(int n_ranks, const char *text, cof_attention_params *p)
     p->window_right = side_of(strchr(text, ':') + 1, chunk);
 }
 
-static void to_case(int n_ranks, const struct tuple *t, struct cofi_attention_case *c)
+static void to_case(int n_ranks, bool cuda, const struct tuple *t, struct cofi_attention_case *c)
 {
     *c = (struct cofi_attention_case){.params = COF_ATTENTION_PARAMS_INIT};
     cof_attention_params *p = &c->params;
@@ -155,7 +168,8 @@ static void to_case(int n_ranks, const struct tuple *t, struct cofi_attention_ca
     p->layout = (cof_layout_kind)t->value[LAYOUT];
     p->chunking = (cof_chunking)t->value[CHUNKING];
     set_window(n_ranks, factors[WINDOW].value[t->value[WINDOW]], p);
-    p->forward_only = c->calls == COFI_CALLS_FORWARD;
+    p->forward_only = cuda || c->calls == COFI_CALLS_FORWARD;
+    p->only_compact = t->value[COMPACT];
     p->wire_f32 = t->value[WIRE];
     p->schedule = t->value[SCHEDULE] ? COF_SCHEDULE_GATHER : COF_SCHEDULE_RING;
     p->save_kv = t->value[SAVE];
@@ -169,18 +183,42 @@ static double work(const struct cofi_attention_case *c)
     double passes = cofi_attention_case_has_backward(c) ? 4.5 : 1;
     if (c->calls == COFI_CALLS_TWO)
         passes *= 2;
-    else if (c->calls == COFI_CALLS_REPEAT)
+    else if (c->calls >= COFI_CALLS_REPEAT)
         passes = 3; /* the operator alone repeats */
     return scores * passes * (double)(2 * (p->head_dim_qk + p->head_dim_v) + SCORE_WORK) /
            (p->mask == COF_MASK_CAUSAL ? 2 : 1);
 }
 
+/* What one kind of device alone has. A thousand calls are listed, not met by chance. */
+static bool has_form(bool cuda, const struct tuple *t)
+{
+    if (t->value[CALLS] == COFI_CALLS_MANY)
+        return false;
+    if (!cuda)
+        return t->value[CALLS] != COFI_CALLS_GRAPH && !t->value[COMPACT];
+    return t->value[CALLS] != COFI_CALLS_BACKWARD && !t->value[SAVE] && !t->value[WIRE] &&
+           !(t->value[COMPACT] && t->value[STRIDES]);
+}
+
+/* A listed case for the CPU as devices have it. Head dims that only the exact engine takes where a
+ * value that is hidden must not show: others multiply it by 0. */
+static void adapt_to_cuda(struct tuple *t)
+{
+    t->value[WIRE] = t->value[SAVE] = 0;
+    if (t->value[CALLS] == COFI_CALLS_BACKWARD)
+        t->value[CALLS] = COFI_CALLS_FORWARD;
+    if (t->value[DATA] == COFI_DATA_NAN_V || t->value[DATA] == COFI_DATA_INF_V)
+        t->value[DIMS] = factors[DIMS].n - 1; /* 5/3 */
+}
+
 /* Integer data tells keys apart by the bits of their row number, one dim each. fp32 and fp16 with
  * large logits and a handful of rows have too few numbers that count for a rule about their spread. */
-static bool legal(int n_ranks, const struct tuple *t)
+static bool legal(int n_ranks, bool cuda, const struct tuple *t)
 {
     struct cofi_attention_case c;
-    to_case(n_ranks, t, &c);
+    if (!has_form(cuda, t))
+        return false;
+    to_case(n_ranks, cuda, t, &c);
     if (c.params.save_kv && c.params.forward_only)
         return false;
     if (c.data == COFI_DATA_INTEGER && c.params.n_rows > (int64_t)1 << (c.params.head_dim_qk < 20
@@ -264,7 +302,7 @@ static uint64_t next_random(uint64_t *state)
 }
 
 /* A random legal tuple with value v of factor f and w of g; false when none is found. */
-static bool random_tuple(int n_ranks, uint64_t *state, int f, int v, int g, int w,
+static bool random_tuple(const struct case_list *list, uint64_t *state, int f, int v, int g, int w,
                          struct tuple *out)
 {
     for (int attempt = 0; attempt < 400; attempt++) {
@@ -272,7 +310,7 @@ static bool random_tuple(int n_ranks, uint64_t *state, int f, int v, int g, int 
             out->value[i] = (uint8_t)(next_random(state) % (uint64_t)factors[i].n_mixed);
         out->value[f] = (uint8_t)v;
         out->value[g] = (uint8_t)w;
-        if (legal(n_ranks, out))
+        if (legal(list->n_ranks, list->cuda, out))
             return true;
     }
     return false;
@@ -284,7 +322,7 @@ static void cover_one(struct case_list *list, uint64_t *state, pair_table left, 
 {
     struct tuple best = {{0}}, t;
     int most = -1;
-    for (int i = 0; i < 30 && random_tuple(list->n_ranks, state, f, v, g, w, &t); i++) {
+    for (int i = 0; i < 30 && random_tuple(list, state, f, v, g, w, &t); i++) {
         int n = count_pairs(left, &t);
         if (n > most) {
             most = n;
@@ -298,6 +336,19 @@ static void cover_one(struct case_list *list, uint64_t *state, pair_table left, 
     cover_pairs(left, &best);
 }
 
+static void add_listed(struct case_list *list, pair_table left, const struct listed *from, size_t n)
+{
+    int bit = list->n_ranks < 4 ? list->n_ranks - 1 : 3;
+    for (size_t i = 0; i < n; i++)
+        if ((list->full || !from[i].full) && (!from[i].ranks || from[i].ranks >> bit & 1)) {
+            struct tuple t = parse_listed(from[i].text);
+            if (list->cuda)
+                adapt_to_cuda(&t);
+            add(list, &t);
+            cover_pairs(left, &t);
+        }
+}
+
 static void build(struct case_list *list)
 {
     static pair_table left; /* under the lock */
@@ -308,13 +359,9 @@ static void build(struct case_list *list)
             for (int v = 0; v < factors[f].n_mixed; v++)
                 for (int w = 0; w < factors[g].n_mixed; w++)
                     left[f][g][v][w] = true;
-    int bit = list->n_ranks < 4 ? list->n_ranks - 1 : 3;
-    for (size_t i = 0; i < sizeof listed / sizeof listed[0]; i++)
-        if ((list->full || !listed[i].full) && (!listed[i].ranks || listed[i].ranks >> bit & 1)) {
-            struct tuple t = parse_listed(listed[i].text);
-            add(list, &t);
-            cover_pairs(left, &t);
-        }
+    add_listed(list, left, listed, sizeof listed / sizeof listed[0]);
+    if (list->cuda)
+        add_listed(list, left, listed_cuda, sizeof listed_cuda / sizeof listed_cuda[0]);
     for (int v = 0; v < MAX_VALUES; v++) /* values outermost, so that rare ones come spread */
         for (int w = 0; w < MAX_VALUES; w++)
             for (int f = 0; f < N_FACTORS; f++)
@@ -324,7 +371,7 @@ static void build(struct case_list *list)
     struct tuple t;
     int64_t wanted = list->full ? N_FULL : N_SET;
     for (int i = 0; i < 4 * N_FULL && list->n < wanted; i++) /* s=129 and s=698, masks in turn */
-        if (random_tuple(list->n_ranks, &state, ROWS, 6 + i % 2, MASK, i / 2 % 2, &t))
+        if (random_tuple(list, &state, ROWS, 6 + i % 2, MASK, i / 2 % 2, &t))
             add(list, &t);
 }
 
@@ -335,11 +382,13 @@ static const struct case_list *list_for(const struct cofi_check_options *options
     static const struct case_list none;
     pthread_mutex_lock(&lock);
     struct case_list *list = lists;
-    while (list && (list->n_ranks != options->n_ranks || list->full != options->full))
+    while (list && (list->n_ranks != options->n_ranks || list->full != options->full ||
+                    list->cuda != options->cuda))
         list = list->next;
     if (!list && (list = calloc(1, sizeof *list))) {
         list->n_ranks = options->n_ranks;
         list->full = options->full;
+        list->cuda = options->cuda;
         build(list);
         list->next = lists;
         lists = list;
@@ -356,7 +405,7 @@ int64_t cofi_attention_n_cases(const struct cofi_check_options *options)
 void cofi_attention_case(const struct cofi_check_options *options, int64_t idx,
                          struct cofi_attention_case *case_out)
 {
-    to_case(options->n_ranks, &list_for(options)->tuple[idx], case_out);
+    to_case(options->n_ranks, options->cuda, &list_for(options)->tuple[idx], case_out);
 }
 
 void cofi_attention_case_line(const struct cofi_check_options *options, int64_t idx, char *line,

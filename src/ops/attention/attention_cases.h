@@ -16,11 +16,14 @@ enum cofi_attention_inputs {
     COFI_DATA_NAN_Q
 };
 
+/* On CUDA devices, where plans are forward_only, without the backwards. */
 enum cofi_attention_calls {
     COFI_CALLS_FORWARD,  /* a forward_only plan */
     COFI_CALLS_BACKWARD, /* forward, backward; and both once more */
     COFI_CALLS_TWO,      /* two forwards in flight on one stream, then both backwards */
-    COFI_CALLS_REPEAT    /* forward 20 times */
+    COFI_CALLS_REPEAT,   /* forward 20 times */
+    COFI_CALLS_MANY,     /* forward 1000 times */
+    COFI_CALLS_GRAPH     /* forward, then 20 times as a graph or eager, by turns; CUDA */
 };
 
 struct cofi_attention_case {
@@ -36,7 +39,8 @@ struct cofi_attention_case {
 
 static inline bool cofi_attention_case_has_backward(const struct cofi_attention_case *c)
 {
-    return c->calls == COFI_CALLS_BACKWARD || c->calls == COFI_CALLS_TWO;
+    return !c->params.forward_only &&
+           (c->calls == COFI_CALLS_BACKWARD || c->calls == COFI_CALLS_TWO);
 }
 
 /* The same list on every rank and at every call; made once per rank count and kept. */

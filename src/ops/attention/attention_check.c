@@ -11,7 +11,7 @@
 #include "core/tensor.h"
 #include "ops/attention/attention_check_local.h"
 
-enum { MAX_MICRO = 2, N_REPEATS = 20 };
+enum { MAX_MICRO = 2, N_REPEATS = 20, N_MANY = 1000 };
 
 /* One case as it runs. */
 struct run {
@@ -27,6 +27,8 @@ struct run {
     cof_tensor saved_view[MAX_MICRO];
     cof_plan *plan;
     cof_stream stream;
+    const struct cofi_check_device *device; /* NULL: the CPU */
+    void *graph; /* of a forward on `stream` */
     uint64_t n_calls; /* numbers the random delays */
 };
 
@@ -57,6 +59,12 @@ static cof_status backward(struct run *run, int micro, cof_stream stream)
     return cof_attention_backward(run->plan, &args, stream);
 }
 
+static cof_status sync_stream(struct run *run)
+{
+    COF_TRY(cof_stream_sync(run->stream));
+    return cof_team_query(run->job->team); /* streams of devices do not tell */
+}
+
 /* The calls whose results are compared with the reference. */
 static cof_status first_calls(struct run *run)
 {
@@ -66,26 +74,65 @@ static cof_status first_calls(struct run *run)
     }
     COF_TRY(forward(run, 0, run->stream));
     COF_TRY(forward(run, 1, run->stream));
-    COF_TRY(backward(run, 0, run->stream));
-    COF_TRY(backward(run, 1, run->stream));
-    return cof_stream_sync(run->stream);
+    for (int m = 0; m < 2 && cofi_attention_case_has_backward(&run->c); m++)
+        COF_TRY(backward(run, m, run->stream));
+    return sync_stream(run);
+}
+
+static cof_status captured(void *arg, cof_stream stream)
+{
+    struct run *run = arg;
+    cof_attention_args args;
+    cofi_attention_local_args(&run->local[0], false, &args);
+    return cof_attention_forward(run->plan, &args, stream);
+}
+
+/* One more time: of a graph every fifth call is eager, another one on each rank. */
+static cof_status repeat_call(struct run *run, int number, int micro)
+{
+    if (run->c.calls != COFI_CALLS_GRAPH)
+        return forward(run, micro, COF_STREAM_NOW);
+    if (number % 5 == run->job->rank % 5) {
+        COF_TRY(forward(run, 0, run->stream));
+    } else {
+        delay(run);
+        COF_TRY(run->device->replay(run->job->world, run->graph, run->stream));
+    }
+    return sync_stream(run);
+}
+
+static int n_repeats(const struct run *run)
+{
+    if (run->c.params.n_rows > COFI_ATTENTION_SAMPLE_ROWS)
+        return 0; /* a run takes seconds */
+    switch (run->c.calls) {
+    case COFI_CALLS_REPEAT:
+    case COFI_CALLS_GRAPH: return N_REPEATS - 1;
+    case COFI_CALLS_MANY: return N_MANY - 1;
+    default: return 1;
+    }
 }
 
 /* The same calls again, one at a time: forward after backward, same bits as the first time. */
 static cof_status repeat_calls(struct run *run, struct cofi_check_result *result)
 {
-    int n = run->c.calls == COFI_CALLS_REPEAT ? N_REPEATS - 1 : 1;
-    if (run->c.params.n_rows > COFI_ATTENTION_SAMPLE_ROWS)
-        n = 0; /* a run takes seconds */
-    for (int i = 0; i < n; i++) {
+    const struct cofi_check_work work = {captured, run};
+    if (run->c.calls == COFI_CALLS_GRAPH) {
+        COF_TRY(cof_team_barrier(run->job->team));
+        COF_TRY(run->device->capture(run->job->world, &work, run->stream, &run->graph));
+        COF_TRY(cof_team_barrier(run->job->team));
+    }
+    for (int i = 0; i < n_repeats(run); i++) {
         for (int m = 0; m < run->n_micro; m++) {
-            cofi_attention_local_poison(&run->local[m]);
-            COF_TRY(forward(run, m, COF_STREAM_NOW));
+            COF_TRY(cofi_attention_local_poison(&run->local[m]));
+            COF_TRY(repeat_call(run, i, m));
             if (cofi_attention_case_has_backward(&run->c))
                 COF_TRY(backward(run, m, COF_STREAM_NOW));
         }
-        for (int m = 0; m < run->n_micro; m++)
+        for (int m = 0; m < run->n_micro; m++) {
+            COF_TRY(cofi_attention_local_download(&run->local[m]));
             cofi_attention_local_compare_kept(&run->local[m], "a repeated call", result);
+        }
     }
     return COF_OK;
 }
@@ -252,6 +299,7 @@ static cof_status run_plan(struct run *run, struct cofi_check_result *result)
     memset(errors, 0, sizeof errors);
     COF_TRY(first_calls(run));
     for (int m = 0; m < run->n_micro; m++) {
+        COF_TRY(cofi_attention_local_download(&run->local[m]));
         compare(run, m, errors[m], result);
         cofi_attention_local_keep(&run->local[m]);
     }
@@ -313,10 +361,14 @@ static cof_status with_plan(struct run *run, struct cofi_check_result *result)
     }
     COF_TRY(status);
     status = make_saved(run);
-    if (status == COF_OK && run->c.calls == COFI_CALLS_TWO)
+    if (status == COF_OK && (run->c.calls == COFI_CALLS_TWO || run->c.calls == COFI_CALLS_GRAPH))
         status = cof_stream_create(run->job->world, 0, &run->stream);
     if (status == COF_OK)
         status = run_plan(run, result);
+    if (run->device && status == COF_OK) /* nobody closes while another one is in a call */
+        status = cof_team_barrier(run->job->team);
+    if (run->device)
+        run->device->release(run->job->world, run->graph);
     if (run->stream.handle)
         cof_stream_destroy(run->stream);
     cof_plan_destroy(run->plan);
@@ -328,7 +380,8 @@ static cof_status with_plan(struct run *run, struct cofi_check_result *result)
 static cof_status run_case(struct cofi_job *job, const struct cofi_check_options *options,
                            int64_t idx, struct cofi_check_result *result)
 {
-    struct run run = {.job = job, .seed = options->seed};
+    struct run run = {.job = job, .seed = options->seed,
+                      .device = cofi_check_device(job->world)};
     *result = (struct cofi_check_result){COFI_PASSED, ""};
     cofi_attention_case(options, idx, &run.c);
     run.n_micro = run.c.calls == COFI_CALLS_TWO ? 2 : 1;
@@ -363,6 +416,7 @@ static size_t shared_bytes(const struct cofi_check_options *options)
 }
 
 const struct cofi_op_check cofi_attention_check = {
+    .has_cuda = true,
     .n_cases = cofi_attention_n_cases,
     .case_line = cofi_attention_case_line,
     .shared_bytes = shared_bytes,

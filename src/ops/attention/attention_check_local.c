@@ -22,6 +22,13 @@ static bool is_backward(int t)
     return t == COFI_CT_DOUT || t >= COFI_CT_DQ;
 }
 
+/* Of the host's copy. */
+static uint64_t hash_of(const struct cofi_attention_local_tensor *t)
+{
+    const struct cofi_guard g = {.data = (unsigned char *)t->memory.host, .bytes = t->memory.bytes};
+    return cofi_guard_hash(&g);
+}
+
 /* Strides in elements from the innermost out, with gaps of odd sizes when padded. */
 static void choose_strides(const struct cofi_attention_case *c, int which, int64_t rows,
                            struct cofi_attention_local_tensor *t)
@@ -45,8 +52,8 @@ static void set4(int64_t *to, int64_t a, int64_t b, int64_t c, int64_t d)
     to[0] = a, to[1] = b, to[2] = c, to[3] = d;
 }
 
-static cof_status make_tensor(const struct cofi_attention_case *c, int which, int64_t rows,
-                              struct cofi_attention_local_tensor *t)
+static cof_status make_tensor(cof_world *world, const struct cofi_attention_case *c, int which,
+                              int64_t rows, struct cofi_attention_local_tensor *t)
 {
     const cof_attention_params *p = &c->params;
     bool is_lse = which == COFI_CT_LSE, is_sbhd = p->format == COF_FORMAT_SBHD;
@@ -66,7 +73,7 @@ static cof_status make_tensor(const struct cofi_attention_case *c, int which, in
         set4(t->shape, batch, rows, t->n_heads, t->dim);
         set4(t->strides, t->batch_stride, t->row_stride, t->head_stride, 1);
     }
-    t->view = (cof_tensor){.device = {COF_DEVICE_CPU, 0}, .ndim = is_lse ? 3 : 4,
+    t->view = (cof_tensor){.device = cofi_check_memory_device(world), .ndim = is_lse ? 3 : 4,
                            .dtype = is_lse ? COF_F32 : p->dtype, .shape = t->shape,
                            .strides = c->padded_strides ? t->strides : NULL};
     size_t element = (size_t)cofi_dtype_bytes(t->view.dtype);
@@ -74,8 +81,8 @@ static cof_status make_tensor(const struct cofi_attention_case *c, int which, in
     if (rows > 0)
         n = 1 + cofi_attention_local_idx(t, batch - 1, rows - 1, t->n_heads - 1, t->dim - 1);
     t->view.byte_offset = c->padded_strides ? 3 * element : 0;
-    COF_TRY(cofi_guard_alloc(&t->guard, (size_t)n * element + t->view.byte_offset));
-    t->view.data = t->guard.data;
+    COF_TRY(cofi_check_memory_open(world, (size_t)n * element + t->view.byte_offset, &t->memory));
+    t->view.data = t->memory.data;
     return COF_OK;
 }
 
@@ -132,7 +139,7 @@ cof_status cofi_attention_local_open(const struct cofi_job *job,
     for (int t = 0; t < COFI_CT_N; t++) {
         if (is_backward(t) && !cofi_attention_case_has_backward(c))
             continue;
-        cof_status status = make_tensor(c, t, local->n_rows, &local->tensor[t]);
+        cof_status status = make_tensor(job->world, c, t, local->n_rows, &local->tensor[t]);
         if (status != COF_OK) {
             cofi_attention_local_free(local);
             return status;
@@ -151,10 +158,11 @@ cof_status cofi_attention_local_make(const struct cofi_job *job,
     COF_TRY(cofi_attention_local_open(job, c, local));
     local->bad = choose_bad(c, seed);
     for (int t = 0; t < COFI_CT_O; t++) {
-        if (!local->tensor[t].guard.base)
+        if (!local->tensor[t].memory.base)
             continue;
         fill_input(local, t, from[t], p->n_batch, &local->tensor[t]);
-        local->tensor[t].hash = cofi_guard_hash(&local->tensor[t].guard);
+        local->tensor[t].hash = hash_of(&local->tensor[t]);
+        COF_TRY(cofi_check_memory_upload(&local->tensor[t].memory));
     }
     return COF_OK;
 }
@@ -180,14 +188,23 @@ void cofi_attention_local_args(const struct cofi_attention_local *local, bool ba
 void cofi_attention_local_free(struct cofi_attention_local *local)
 {
     for (int t = 0; t < COFI_CT_N; t++)
-        cofi_guard_free(&local->tensor[t].guard);
+        cofi_check_memory_close(&local->tensor[t].memory);
 }
 
-void cofi_attention_local_poison(struct cofi_attention_local *local)
+cof_status cofi_attention_local_poison(struct cofi_attention_local *local)
 {
     for (int t = COFI_CT_O; t < COFI_CT_N; t++)
-        if (local->tensor[t].guard.base)
-            cofi_guard_poison(&local->tensor[t].guard);
+        if (local->tensor[t].memory.base)
+            COF_TRY(cofi_check_memory_poison(&local->tensor[t].memory));
+    return COF_OK;
+}
+
+cof_status cofi_attention_local_download(struct cofi_attention_local *local)
+{
+    for (int t = 0; t < COFI_CT_N; t++)
+        if (local->tensor[t].memory.base)
+            COF_TRY(cofi_check_memory_download(&local->tensor[t].memory));
+    return COF_OK;
 }
 
 /* Poison with the elements laid over it must give what is there. */
@@ -196,18 +213,18 @@ static bool gaps_ok(const struct cofi_attention_local *local,
 {
     int64_t n_batch = local->tensor[COFI_CT_LSE].shape[0];
     size_t element = (size_t)cofi_dtype_bytes(t->view.dtype);
-    unsigned char *wanted = malloc(t->guard.bytes + 1);
+    unsigned char *wanted = malloc(t->memory.bytes + 1);
     if (!wanted)
         return true;
-    memset(wanted, 0xff, t->guard.bytes);
+    memset(wanted, 0xff, t->memory.bytes);
     for (int64_t b = 0; b < n_batch; b++)
         for (int64_t row = 0; row < local->n_rows; row++)
             for (int64_t h = 0; h < t->n_heads; h++) {
                 size_t at = t->view.byte_offset +
                             (size_t)cofi_attention_local_idx(t, b, row, h, 0) * element;
-                memcpy(wanted + at, t->guard.data + at, (size_t)t->dim * element);
+                memcpy(wanted + at, t->memory.host + at, (size_t)t->dim * element);
             }
-    bool ok = memcmp(wanted, t->guard.data, t->guard.bytes) == 0;
+    bool ok = memcmp(wanted, t->memory.host, t->memory.bytes) == 0;
     free(wanted);
     return ok;
 }
@@ -218,11 +235,11 @@ void cofi_attention_local_inspect(const struct cofi_attention_local *local,
     for (int i = 0; i < COFI_CT_N; i++) {
         const struct cofi_attention_local_tensor *t = &local->tensor[i];
         const char *name = cofi_attention_check_names[i];
-        if (!t->guard.base)
+        if (!t->memory.base)
             continue;
-        if (!cofi_guard_intact(&t->guard))
+        if (!cofi_check_memory_intact(&t->memory))
             cofi_check_fail(result, "%s: written outside of the tensor", name);
-        if (i < COFI_CT_O && cofi_guard_hash(&t->guard) != t->hash)
+        if (i < COFI_CT_O && hash_of(t) != t->hash)
             cofi_check_fail(result, "%s: the input was modified", name);
         if (i >= COFI_CT_O && t->view.strides && !gaps_ok(local, t))
             cofi_check_fail(result, "%s: written between the rows", name);
@@ -232,16 +249,15 @@ void cofi_attention_local_inspect(const struct cofi_attention_local *local,
 void cofi_attention_local_keep(struct cofi_attention_local *local)
 {
     for (int t = COFI_CT_O; t < COFI_CT_N; t++)
-        if (local->tensor[t].guard.base)
-            local->tensor[t].hash = cofi_guard_hash(&local->tensor[t].guard);
+        if (local->tensor[t].memory.base)
+            local->tensor[t].hash = hash_of(&local->tensor[t]);
 }
 
 void cofi_attention_local_compare_kept(const struct cofi_attention_local *local, const char *what,
                                        struct cofi_check_result *result)
 {
     for (int t = COFI_CT_O; t < COFI_CT_N; t++)
-        if (local->tensor[t].guard.base &&
-            cofi_guard_hash(&local->tensor[t].guard) != local->tensor[t].hash)
+        if (local->tensor[t].memory.base && hash_of(&local->tensor[t]) != local->tensor[t].hash)
             cofi_check_fail(result, "%s: %s differs in bits from the first",
                             cofi_attention_check_names[t], what);
 }

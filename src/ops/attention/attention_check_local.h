@@ -1,11 +1,12 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* One rank's side of a case: its local tensors in guarded memory, filled from the global inputs. */
+/* One rank's side of a case: its local tensors where the ranks work, in guarded memory with a copy
+ * in the host's, filled from the global inputs. */
 #ifndef COFI_ATTENTION_CHECK_LOCAL_H
 #define COFI_ATTENTION_CHECK_LOCAL_H
 
 #include "ops/attention/attention_check_data.h"
-#include "ops/check.h"
+#include "ops/check_memory.h"
 
 enum cofi_attention_tensor { COFI_CT_Q, COFI_CT_K, COFI_CT_V, COFI_CT_DOUT, /* inputs */
                              COFI_CT_O, COFI_CT_LSE, COFI_CT_DQ, COFI_CT_DK, COFI_CT_DV,
@@ -13,7 +14,7 @@ enum cofi_attention_tensor { COFI_CT_Q, COFI_CT_K, COFI_CT_V, COFI_CT_DOUT, /* i
 extern const char *const cofi_attention_check_names[COFI_CT_N];
 
 struct cofi_attention_local_tensor {
-    struct cofi_guard guard;
+    struct cofi_check_memory memory; /* base NULL: the case has no such tensor */
     cof_tensor view;
     int64_t shape[4], strides[4];
     int64_t n_heads, dim;                           /* lse: dim 1 */
@@ -54,10 +55,10 @@ static inline int64_t cofi_attention_local_idx(const struct cofi_attention_local
     return batch * t->batch_stride + row * t->row_stride + head * t->head_stride + d;
 }
 
-/* First element, byte_offset applied. */
+/* First element of the host's copy, byte_offset applied. */
 static inline void *cofi_attention_local_data(const struct cofi_attention_local_tensor *t)
 {
-    return t->guard.data + t->view.byte_offset;
+    return t->memory.host + t->view.byte_offset;
 }
 
 /* The arguments of a call on these tensors: what check compares, and bench times. */
@@ -65,8 +66,11 @@ void cofi_attention_local_args(const struct cofi_attention_local *local, bool ba
                                cof_attention_args *args_out);
 
 /* Poisons the outputs. */
-void cofi_attention_local_poison(struct cofi_attention_local *local);
+cof_status cofi_attention_local_poison(struct cofi_attention_local *local);
+/* All tensors into the host's copies. */
+cof_status cofi_attention_local_download(struct cofi_attention_local *local);
 
+/* These look at what was downloaded last. */
 /* Fails `result` where a red zone or a gap was written to, or an input changed. */
 void cofi_attention_local_inspect(const struct cofi_attention_local *local,
                                   struct cofi_check_result *result);

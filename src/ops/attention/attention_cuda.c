@@ -248,29 +248,36 @@ static void close_plan(struct cofi_attention_plan *plan)
     free(d);
 }
 
-static cof_status run(struct cofi_attention_plan *plan, const struct cofi_attention_call *call,
-                      bool backward, cof_stream stream)
+static cof_status run_parts(struct cofi_attention_plan *plan,
+                            const struct cofi_attention_call *call, int parts, cof_stream stream)
 {
     struct cofi_attention_device *d = plan->device;
     struct cofi_cuda_scope scope;
     void *handle;
-    (void)backward; /* refused: plans are forward_only */
     COF_TRY(cofi_stream_begin_device(plan->base.team->world, stream, &handle));
     cof_status status = cofi_arena_look(plan->binding.arena);
     if (status == COF_OK)
         status = cofi_cuda_enter(d->device, &scope);
     if (status == COF_OK) {
-        status = cofi_attention_device_forward(plan, call, COFI_PART_ALL, handle);
+        status = cofi_attention_device_forward(plan, call, parts, handle);
         cofi_cuda_leave(&scope);
     }
     return cofi_stream_end_device(plan->binding.arena, stream, status);
+}
+
+static cof_status run(struct cofi_attention_plan *plan, const struct cofi_attention_call *call,
+                      bool backward, cof_stream stream)
+{
+    (void)backward; /* refused: plans are forward_only */
+    return run_parts(plan, call, COFI_PART_ALL, stream);
 }
 
 /* Gather up to 2048 rows: below it sections are shorter than the launches of a ring. Of the global
  * shape alone: the two have other bits. */
 static const struct cofi_attention_backend backend = {
     .name = "cuda", .check = check, .gather_max_rows = 2048, .lay_out = lay_out,
-    .describe = describe, .open = open_plan, .close = close_plan, .run = run};
+    .describe = describe, .open = open_plan, .close = close_plan, .run = run,
+    .run_parts = run_parts};
 
 const struct cofi_attention_backend *cofi_attention_cuda(void)
 {

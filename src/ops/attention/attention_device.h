@@ -41,14 +41,6 @@ struct cofi_attention_strides cofi_attention_compact(const struct cofi_attention
 struct cofi_attention_strides cofi_attention_by_rows(const struct cofi_attention_plan *plan,
                                                      int64_t n_heads, int64_t dim);
 
-/* Parts of a call, for benches; a call has all. */
-enum {
-    COFI_PART_TRANSFER = 1, /* publishing and fetching, with their waits */
-    COFI_PART_SECTIONS = 2,
-    COFI_PART_MERGES = 4,
-    COFI_PART_ALL = 7
-};
-
 /* Enqueues a forward call, or parts of it, on a stream of the device, the thread's current one. */
 cof_status cofi_attention_device_forward(struct cofi_attention_plan *plan,
                                          const struct cofi_attention_call *call, int parts,

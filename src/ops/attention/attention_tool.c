@@ -9,7 +9,7 @@
 #include "core/config.h"
 #include "ops/attention/attention_tool.h"
 #include "ops/attention/attention_tool_table.h"
-#include "ops/ops.h"
+#include "ops/check.h"
 #include "tools/job.h"
 #include "tools/ranks.h"
 #include "tools/run_op.h"
@@ -34,7 +34,9 @@ static const char usage[] =
     "  -o, --output FILE      written to a temporary name, then renamed\n"
     "      --ranks N[,N...]   ranks to start; with several counts a row of the table each [4]\n"
     "      --engine E         shm: processes; thread: threads of this process [COFUSE_ENGINE]\n"
+    "      --device D         cpu; cuda: ranks are processes on the CUDA devices, in turn [cpu]\n"
     "      --mask M           none or causal\n"
+    "      --window L:R       of these keys L rows before a query and R behind it; -1: all\n"
     "      --layout L         zigzag or contiguous\n"
     "      --format F         order of the dims: bshd or sbhd\n"
     "      --scale X          of the scores; 0: 1/sqrt(D)\n"
@@ -51,7 +53,7 @@ static const char usage[] =
 
 enum { OPT_RANKS = 256, OPT_ENGINE, OPT_MASK, OPT_LAYOUT, OPT_FORMAT, OPT_SCALE, OPT_THREADS,
        OPT_BACKWARD, OPT_COMPARE, OPT_TIME, OPT_REPEAT, OPT_NAMES, OPT_SEED, OPT_WIRE, OPT_SCHEDULE,
-       OPT_SAVE_KV };
+       OPT_SAVE_KV, OPT_DEVICE, OPT_WINDOW };
 
 static const struct option long_options[] = {
     {"input", required_argument, NULL, 'i'},
@@ -72,11 +74,27 @@ static const struct option long_options[] = {
     {"wire", required_argument, NULL, OPT_WIRE},
     {"schedule", required_argument, NULL, OPT_SCHEDULE},
     {"save-kv", no_argument, NULL, OPT_SAVE_KV},
+    {"device", required_argument, NULL, OPT_DEVICE},
+    {"window", required_argument, NULL, OPT_WINDOW},
     {"help", no_argument, NULL, 'h'},
     {NULL, 0, NULL, 0},
 };
 
 /* ---- options -------------------------------------------------------------------------------- */
+
+static bool parse_window(struct cofi_attention_options *o, const char *value)
+{
+    const char *colon = strchr(value, ':');
+    char left[24];
+    if (!colon || (size_t)(colon - value) >= sizeof left) {
+        cofi_cli_error("option --window = \"%s\": wanted left:right", value);
+        return false;
+    }
+    snprintf(left, sizeof left, "%.*s", (int)(colon - value), value);
+    o->has_window = true;
+    return cofi_cli_int("--window", left, -1, INT64_C(1) << 56, &o->window.left) &&
+           cofi_cli_int("--window", colon + 1, -1, INT64_C(1) << 56, &o->window.right);
+}
 
 static bool parse_option(struct cofi_attention_options *o, int c)
 {
@@ -109,12 +127,35 @@ static bool parse_option(struct cofi_attention_options *o, int c)
     case OPT_SCHEDULE:
         return cofi_cli_choice("--schedule", optarg, "auto|ring|gather", &o->schedule);
     case OPT_SAVE_KV: o->save_kv = true; return true;
+    case OPT_WINDOW: return parse_window(o, optarg);
+    case OPT_DEVICE:
+        if (!cofi_cli_choice("--device", optarg, "cpu|cuda", &choice))
+            return false;
+        o->cuda = choice == 1;
+        return true;
     }
     return false;
 }
 
+static int check_cuda(struct cofi_attention_options *o)
+{
+    if (o->engine == COF_ENGINE_THREAD)
+        return cofi_cli_error("option --engine = \"thread\": wanted shm with --device cuda");
+    if (o->backward)
+        return cofi_cli_error("option --backward: wanted --device cpu with it; there is no "
+                              "backward on CUDA devices yet");
+    if (o->time)
+        return cofi_cli_error("option --time: wanted --device cpu with it; cofuse bench attention "
+                              "--device cuda tells rates");
+    o->engine = COF_ENGINE_CUDA;
+    if (cofi_check_cuda())
+        return COFI_EXIT_OK;
+    cofi_cli_error("option --device = \"cuda\": this program was built without CUDA");
+    return COFI_EXIT_UNSUPPORTED;
+}
+
 /* What options mean together. COFI_EXIT_OK or the exit code after a message. */
-static int check_options(const struct cofi_attention_options *o, int argc, char **argv)
+static int check_options(struct cofi_attention_options *o, int argc, char **argv)
 {
     char error[COFI_SAFETENSORS_ERROR_BYTES];
     if (optind < argc)
@@ -130,6 +171,9 @@ static int check_options(const struct cofi_attention_options *o, int argc, char 
         return cofi_cli_error("%s", error);
     if (cofi_config_check() != COF_OK)
         return cofi_cli_error("%s", cof_last_error());
+    if (o->cuda)
+        return check_cuda(o);
+    cofi_run_engine_default(&o->engine);
     return COFI_EXIT_OK;
 }
 
@@ -233,7 +277,6 @@ static int command(int argc, char **argv)
     int code = check_options(&o, argc, argv);
     if (code != COFI_EXIT_OK)
         return code;
-    cofi_run_engine_default(&o.engine);
     struct cofi_st_file file;
     struct cofi_attention_run *run = NULL;
     cof_attention_params params;

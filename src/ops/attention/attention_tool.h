@@ -31,7 +31,8 @@ struct cofi_attention_options {
     char *names[COFI_AT_N_INPUTS]; /* keys of the inputs in the file */
     char names_text[512];
     int schedule; /* cof_attention_schedule */
-    bool backward, compare, time, wire_f32, save_kv;
+    bool backward, compare, time, wire_f32, save_kv, cuda, has_window;
+    cof_window window;
 };
 
 struct cofi_attention_run {

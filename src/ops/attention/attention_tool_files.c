@@ -140,6 +140,9 @@ bool cofi_attention_open(const struct cofi_attention_options *options, struct co
     if (!check_dims(file->path, &params))
         return false;
     params.forward_only = !options->backward;
+    params.has_window = options->has_window;
+    params.window_left = options->window.left;
+    params.window_right = options->window.right;
     params.wire_f32 = options->wire_f32;
     params.schedule = (cof_attention_schedule)options->schedule;
     params.save_kv = options->save_kv;

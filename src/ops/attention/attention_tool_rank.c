@@ -8,6 +8,7 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "ops/attention/attention_tool.h"
+#include "ops/check_memory.h"
 #include "tools/run_op.h"
 
 struct rank_work {
@@ -17,7 +18,7 @@ struct rank_work {
     cof_plan *plan;
     cof_layout layout;
     int64_t n_rows; /* local */
-    void *memory[COFI_AT_N];
+    struct cofi_check_memory memory[COFI_AT_N]; /* where the rank works */
     cof_shape shape[COFI_AT_N];
     cof_tensor tensor[COFI_AT_N];
     void *saved; /* saved_kv */
@@ -25,13 +26,13 @@ struct rank_work {
     cof_tensor saved_kv;
 };
 
-/* Rows between a global tensor and this rank's. */
+/* Rows between a global tensor and the host's copy of this rank's. */
 static void copy_rows(struct rank_work *work, int which, bool to_local)
 {
     struct cofi_attention_run *run = work->run;
     int64_t n_global = run->params.n_rows;
     struct cofi_attention_geometry g = cofi_attention_geometry(&run->params, which, 1);
-    char *global = cofi_attention_run_tensor(run, which), *local = work->memory[which];
+    char *global = cofi_attention_run_tensor(run, which), *local = work->memory[which].host;
     for (int64_t row = 0; row < work->n_rows; row++) {
         int64_t global_row = cof_layout_global_row(&work->layout, work->rank, row);
         for (int64_t i = 0; i < g.n_outer && global_row >= 0; i++) {
@@ -53,15 +54,15 @@ static cof_status make_tensors(struct rank_work *work)
             continue;
         struct cofi_attention_geometry g = cofi_attention_geometry(p, i, work->n_rows);
         size_t bytes = (size_t)(g.n_outer * g.row_bytes * work->n_rows);
-        void *memory = aligned_alloc(64, (bytes + 64) / 64 * 64);
-        COF_FAIL_IF(!memory, COF_ERR_NOMEM, "%zu bytes for %s", bytes,
-                    cofi_attention_tensor_names[i]);
-        work->memory[i] = memset(memory, 0xff, bytes);
+        struct cofi_check_memory *m = &work->memory[i];
+        COF_TRY(cofi_check_memory_open(work->world, bytes, m));
         memcpy(work->shape[i].dim, g.shape, sizeof g.shape);
-        work->tensor[i] = cof_tensor_make(memory, (cof_device){COF_DEVICE_CPU, 0}, g.dtype, g.ndim,
-                                          &work->shape[i]);
-        if (i < COFI_AT_N_INPUTS)
-            copy_rows(work, i, true);
+        work->tensor[i] = cof_tensor_make(m->data, cofi_check_memory_device(work->world), g.dtype,
+                                          g.ndim, &work->shape[i]);
+        if (i >= COFI_AT_N_INPUTS)
+            continue;
+        copy_rows(work, i, true);
+        COF_TRY(cofi_check_memory_upload(m));
     }
     return COF_OK;
 }
@@ -116,10 +117,20 @@ static cof_status run_calls(struct rank_work *work)
     return COF_OK;
 }
 
-static cof_status run_rank(struct rank_work *work, const cof_world_options *options)
+static cof_status take_results(struct rank_work *work)
+{
+    for (int i = COFI_AT_O; i < COFI_AT_N; i++) {
+        if (!work->run->offset[i])
+            continue;
+        COF_TRY(cofi_check_memory_download(&work->memory[i]));
+        copy_rows(work, i, false);
+    }
+    return COF_OK;
+}
+
+static cof_status run_rank(struct rank_work *work)
 {
     struct cofi_attention_run *run = work->run;
-    COF_TRY(cof_world_create(options, &work->world));
     COF_TRY(make_tensors(work));
     COF_TRY(make_saved(work));
     cof_team *team = cof_world_team(work->world);
@@ -127,20 +138,26 @@ static cof_status run_rank(struct rank_work *work, const cof_world_options *opti
     if (work->rank == 0)
         snprintf(run->describe, sizeof run->describe, "%s", cof_plan_describe(work->plan));
     COF_TRY(run_calls(work));
-    for (int i = COFI_AT_O; i < COFI_AT_N; i++)
-        if (run->offset[i])
-            copy_rows(work, i, false);
+    COF_TRY(take_results(work));
     return run->measure_rate ? cofi_attention_measure_rate(run, work->world) : COF_OK;
 }
 
 int cofi_attention_rank(struct cofi_attention_run *run, const cof_world_options *options, int rank)
 {
     struct rank_work work = {.run = run, .rank = rank};
-    int code = cofi_run_exit(rank, run_rank(&work, options));
+    const struct cofi_check_device *device = NULL;
+    cof_status status = cof_world_create(options, &work.world);
+    if (status == COF_OK && (device = cofi_check_device(work.world)))
+        status = device->open(work.world);
+    if (status == COF_OK)
+        status = run_rank(&work);
+    int code = cofi_run_exit(rank, status);
     cof_plan_destroy(work.plan);
-    cof_world_destroy(work.world);
     for (int i = 0; i < COFI_AT_N; i++)
-        free(work.memory[i]);
+        cofi_check_memory_close(&work.memory[i]);
+    cof_world_destroy(work.world);
+    if (device)
+        device->close();
     free(work.saved);
     return code;
 }

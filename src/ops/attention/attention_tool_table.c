@@ -48,13 +48,17 @@ static void print_heading(const struct cofi_attention_run *run,
 {
     const cof_attention_params *p = &run->params;
     const char *format = p->format == COF_FORMAT_BSHD ? "bshd" : "sbhd";
-    printf("attention %s B=%lld S=%lld H=%lld Hkv=%lld Dqk=%lld Dv=%lld %s mask=%s scale=%.6g "
-           "layout=%s engine=%s\n",
+    printf("attention %s B=%lld S=%lld H=%lld Hkv=%lld Dqk=%lld Dv=%lld %s mask=%s",
            cof_dtype_name(p->dtype), (long long)p->n_batch, (long long)p->n_rows,
            (long long)p->n_heads, (long long)p->n_kv_heads, (long long)p->head_dim_qk,
-           (long long)p->head_dim_v, format, p->mask == COF_MASK_CAUSAL ? "causal" : "none",
-           cofi_attention_scale(p), p->layout == COF_LAYOUT_ZIGZAG ? "zigzag" : "contiguous",
-           run->engine == COF_ENGINE_THREAD ? "thread" : "shm");
+           (long long)p->head_dim_v, format, p->mask == COF_MASK_CAUSAL ? "causal" : "none");
+    if (p->has_window)
+        printf(" window=%lld:%lld", (long long)p->window_left, (long long)p->window_right);
+    printf(" scale=%.6g layout=%s engine=%s\n", cofi_attention_scale(p),
+           p->layout == COF_LAYOUT_ZIGZAG ? "zigzag" : "contiguous",
+           run->engine == COF_ENGINE_CUDA     ? "cuda"
+           : run->engine == COF_ENGINE_THREAD ? "thread"
+                                              : "shm");
     if (n_rows == 1) /* several differ in the rank count alone */
         printf("plan %s\n", rows[0].describe);
     printf("\n");
