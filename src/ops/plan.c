@@ -163,7 +163,7 @@ cof_status cofi_plan_agree(cof_team *team, const char *op, cof_status own, const
 }
 
 /* Operators with kernels for devices. */
-static const char *const on_devices[] = {"allreduce_rmsnorm", NULL};
+static const char *const on_devices[] = {"allreduce_rmsnorm", "attention", "grad_return", NULL};
 
 /* All ranks come to the same answer by themselves. */
 static cof_status check_engine(const cof_team *team, const char *op)
