@@ -4,7 +4,7 @@
 # Thin: CMake builds (CMakePresets.json), scripts test. `make help` lists the targets.
 
 .PHONY: all setup setup-test demo test test-gpu check bench bench-gpu asan ubsan tsan install clean
-.PHONY: help
+.PHONY: help models-full
 .NOTPARALLEL:
 PREFIX ?= /usr/local
 
@@ -35,6 +35,9 @@ bench: all
 bench-gpu: all
 	@bench/bench_gpu.sh --json build/bench-gpu.json
 
+models-full: setup-test
+	@ci/check_models.sh --full
+
 asan ubsan tsan: setup-test
 	@tests/run_tests.sh $@
 
@@ -53,5 +56,6 @@ help:
 	@echo "make bench    times the same calls; build/bench.json"
 	@echo "make bench-gpu the same on CUDA devices; build/bench-gpu.json"
 	@echo "make asan     unit tests and a short check under AddressSanitizer; also: ubsan, tsan"
+	@echo "make models-full  the protocol models, with the sizes that take long too"
 	@echo "make install  into PREFIX ($(PREFIX))"
 	@echo "make clean    removes build/"

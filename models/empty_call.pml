@@ -12,7 +12,8 @@
  * they agreed on all calls nobody fails, else somebody does.
  *
  * check: holds P=2 CALLS=5
- * check: holds P=3 CALLS=3
+ * check: holds P=3 CALLS=2
+ * check: full holds P=3 CALLS=3
  * check: refuted NO_EMPTY_COUNT P=2 CALLS=2
  * check: refuted EMPTY_ADVANCES_EPOCH P=2 CALLS=3
  * check: refuted ONE_SLOT P=2 CALLS=2

@@ -13,7 +13,8 @@
  * check: holds P=2 CALLS=3
  * check: holds P=3 CALLS=2
  * check: holds JOIN P=3 CALLS=3
- * check: holds JOIN P=4 CALLS=2
+ * check: holds JOIN P=4 CALLS=1
+ * check: full holds JOIN P=4 CALLS=2
  * check: refuted NO_ACK_WAIT P=2 CALLS=2
  * check: refuted CREDIT_OFF_BY_ONE P=2 CALLS=2
  * check: refuted LATER_STEPS_OF_LAST_CALL P=4 CALLS=1

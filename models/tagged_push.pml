@@ -24,7 +24,8 @@
  * turn has a parity that no rank looks at; what is sent carries it.
  *
  * check: holds P=2 CALLS=4 ROWS=2
- * check: holds P=3 CALLS=3 ROWS=1
+ * check: holds P=3 CALLS=2 ROWS=1
+ * check: full holds P=3 CALLS=3 ROWS=1
  * check: holds AT_ONCE P=3 CALLS=2 ROWS=2
  * check: holds P=2 TURN=16 ROWS=2
  * check: holds AT_ONCE P=3 TURN=8 ROWS=2

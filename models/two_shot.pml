@@ -34,7 +34,8 @@
  *
  * check: holds P=2 CALLS=3
  * check: holds AT_ONCE P=3 CALLS=3
- * check: holds PUSH_AGAIN P=2 CALLS=3
+ * check: holds PUSH_AGAIN P=2 CALLS=2
+ * check: full holds PUSH_AGAIN P=2 CALLS=3
  * check: holds AT_ONCE PUSH_AGAIN P=3 CALLS=2
  * check: holds DISAGREE SUMS_IN_ONE_HALF P=2 CALLS=2
  * check: holds DISAGREE P=2 CALLS=2

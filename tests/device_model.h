@@ -4,8 +4,8 @@
  * threads, with slabs and control blocks in plain memory. Payload is read and written plainly, so
  * that ThreadSanitizer sees every hand-over that no signal word and no barrier of a block orders.
  *
- * BREAK leaves out or weakens one step, here or in the test (tests/negative_device.sh wants each to
- * be noticed); the headers stay as they are. */
+ * The variable MODEL_BREAK names a step to be left out or weakened, here or in the test
+ * (tests/negative_device.sh wants each to be noticed); the headers stay as they are. */
 #ifndef COFUSE_DEVICE_MODEL_H
 #define COFUSE_DEVICE_MODEL_H
 
@@ -20,37 +20,68 @@
 #include <thread>
 #include <vector>
 
-#ifndef BREAK
-#define BREAK 0
-#endif
+/* X(step, number); barriers of a block by their place in device_call.h: those of a reset stand
+ * beside others. */
+#define MODEL_STEPS(X)                                                                             \
+    X(STORE_RELAXED, 1)                                                                            \
+    X(LOAD_RELAXED, 2)                                                                             \
+    X(NO_READY_WAIT, 3)                                                                            \
+    X(NO_ACK_WAIT, 4)                                                                              \
+    X(NO_END_ACK_WAIT, 5)                                                                          \
+    X(NO_RESET, 6)                                                                                 \
+    X(SIGNAL_BEFORE_DATA, 7)                                                                       \
+    X(ACK_BEFORE_READ, 8)                                                                          \
+    X(END_BEFORE_READ, 9)                                                                          \
+    X(RELEASE_AFTER_FAILURE, 10)                                                                   \
+    X(COUNT_BEFORE_DATA, 11)                                                                       \
+    X(NO_CREDIT, 12)                                                                               \
+    X(TAG_BEFORE_PAYLOAD, 13)                                                                      \
+    X(ONE_HALF, 14)                                                                                \
+    X(ACKS_OF_ZERO, 15)                                                                            \
+    X(NO_SYNC_SIGNAL, 20)                                                                          \
+    X(NO_SYNC_BEGIN_READ, 23)                                                                      \
+    X(NO_SYNC_BEGIN, 24)                                                                           \
+    X(NO_SYNC_END, 25)
 
-#define STORE_RELAXED 1
-#define LOAD_RELAXED 2
-#define NO_READY_WAIT 3
-#define NO_ACK_WAIT 4
-#define NO_END_ACK_WAIT 5
-#define NO_RESET 6
-#define SIGNAL_BEFORE_DATA 7
-#define ACK_BEFORE_READ 8
-#define END_BEFORE_READ 9
-#define RELEASE_AFTER_FAILURE 10
-#define COUNT_BEFORE_DATA 11
-#define NO_CREDIT 12
-#define TAG_BEFORE_PAYLOAD 13
-#define ONE_HALF 14
-#define ACKS_OF_ZERO 15
-/* Barriers of a block, by their place in device_call.h. Those of a reset stand beside others. */
-#define NO_SYNC_SIGNAL 20
-#define NO_SYNC_BEGIN_READ 23
-#define NO_SYNC_BEGIN 24
-#define NO_SYNC_END 25
+enum model_step {
+#define MODEL_STEP(step, number) step = number,
+    MODEL_STEPS(MODEL_STEP)
+#undef MODEL_STEP
+};
+
+static int model_broken_step()
+{
+    const char *name = getenv("MODEL_BREAK");
+    if (!name)
+        return 0;
+#define MODEL_STEP(step, number)                                                                   \
+    if (!strcmp(name, #step))                                                                      \
+        return number;
+    MODEL_STEPS(MODEL_STEP)
+#undef MODEL_STEP
+    fprintf(stderr, "MODEL_BREAK=%s: there is no such step\n", name);
+    exit(2);
+}
+
+static const int BREAK = model_broken_step(); /* 0: none */
 
 #include "device/order.h"
-#if BREAK == STORE_RELAXED
-#define cofd_store_release_sys cofd_store_relaxed_sys
-#elif BREAK == LOAD_RELAXED
-#define cofd_load_acquire_sys cofd_load_relaxed_sys
-#endif
+
+static inline void model_store_release_sys(uint64_t *at, uint64_t value)
+{
+    if (BREAK == STORE_RELAXED)
+        cofd_store_relaxed_sys(at, value);
+    else
+        cofd_store_release_sys(at, value);
+}
+
+static inline uint64_t model_load_acquire_sys(const uint64_t *at)
+{
+    return BREAK == LOAD_RELAXED ? cofd_load_relaxed_sys(at) : cofd_load_acquire_sys(at);
+}
+
+#define cofd_store_release_sys model_store_release_sys
+#define cofd_load_acquire_sys model_load_acquire_sys
 
 /* Blocks of several threads: barriers that a kernel would not come out of hang here too. */
 struct model_block {

@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: The Cofuse authors
 # SPDX-License-Identifier: Apache-2.0
 #
-# Leaves out or weakens one step at a time of what the tests of src/device do (BREAK of
+# Leaves out or weakens one step at a time of what the tests of src/device do (MODEL_STEPS of
 # tests/device_model.h), under ThreadSanitizer, and wants the test to fail: a data race, a wrong
 # value, a wait that ends at its deadline, or a barrier of a block that not all threads come to.
 set -uo pipefail
@@ -14,26 +14,21 @@ fixed_addresses=()
 if setarch "$(uname -m)" -R true 2>/dev/null; then
     fixed_addresses=(setarch "$(uname -m)" -R)
 fi
+ci/build.sh tsan unit_device_{calls,failure,grid,words} || exit 1
 export TSAN_OPTIONS=halt_on_error=1:report_thread_leaks=0
 
-control() { # TEST BREAK
-    local program=$scratch/$1-$2 rc how
-    if ! nice "${CXX:-g++}" -std=c++17 -O1 -g -fno-strict-aliasing -fsanitize=thread -DBREAK="$2" \
-        -Isrc -Iinclude -pthread "tests/unit_device_$1.cc" -o "$program" >"$program.log" 2>&1; then
-        echo "not ok $1 $2: does not compile"
-        sed 's/^/    /' "$program.log"
-        return
-    fi
-    timeout 40 "${fixed_addresses[@]}" "$program" >"$program.log" 2>&1
+control() { # TEST STEP
+    local log=$scratch/$1-$2 rc how
+    MODEL_BREAK=$2 timeout 40 "${fixed_addresses[@]}" "build/tsan/tests/unit_device_$1" >"$log" 2>&1
     rc=$?
-    how=$(grep -oE -m 1 'ThreadSanitizer: data race' "$program.log" ||
-        grep -E -m 1 '^not ok ' "$program.log")
+    how=$(grep -oE -m 1 'ThreadSanitizer: data race' "$log" ||
+        grep -E -m 1 '^not ok ' "$log")
     case $rc:$how in
     66:*race | 1:*) echo "ok $1 $2: ${how:0:90}" ;;
     124:) echo "ok $1 $2: hangs" ;;
     *)
         echo "not ok $1 $2: exit status $rc"
-        tail -n 20 "$program.log" | sed 's/^/    /'
+        tail -n 20 "$log" | sed 's/^/    /'
         ;;
     esac
 }

@@ -4,7 +4,8 @@
 #
 # tests/run_tests.sh [PATTERN]: runs the tests whose name matches the extended regular expression.
 #
-# One line per test, as they end; several run at once. The output of a test is shown when it fails.
+# One line per test, as they end, with the seconds that passed and those of processors that it took;
+# several run at once. The output of a test is shown when it fails.
 # A test fails by a non-zero exit or by its time limit, after which its process group is killed; 77
 # means skipped, with the last line of output as the reason. The sanitizer builds are made in the
 # background meanwhile. Closes with "N passed, N failed" (and ", N skipped" where any was).
@@ -12,7 +13,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
 pattern=${1:-}
 
-n_passed=0 n_failed=0 n_skipped=0
+n_passed=0 n_failed=0 n_skipped=0 n_seconds=0
 scratch=$(mktemp -d)
 builder=
 declare -A name_of=() seconds_of=() begin_of=() # of the tests that run, by process
@@ -32,6 +33,10 @@ wanted() { [[ $1 =~ $pattern ]]; }
 # Most tests wait for something more than they compute: one more of them than there are cores.
 slots=$(($(nproc) + 1))
 
+# Runs a command and leaves its processor time, user's and system's, in the file $0.
+# shellcheck disable=SC2016
+timed='TIMEFORMAT="%0U %0S"; exec 3>&2 2>"$0"; time "$@" 2>&3 3>&-'
+
 # run NAME SECONDS COMMAND...: starts a test, as soon as there is room.
 run() {
     local name=$1 seconds=$2
@@ -40,8 +45,9 @@ run() {
     while [ ${#name_of[@]} -ge $slots ]; do
         finish_one
     done
+    local log=$scratch/${name//\//-}.log
     # A session of its own: nothing of the test outlives it, and nothing but it is killed.
-    setsid timeout -k 5 "$seconds" "$@" >"$scratch/${name//\//-}.log" 2>&1 </dev/null &
+    setsid timeout -k 5 "$seconds" bash -c "$timed" "$log.cpu" "$@" >"$log" 2>&1 </dev/null &
     name_of[$!]=$name
     seconds_of[$!]=$seconds
     begin_of[$!]=${EPOCHREALTIME/./}
@@ -65,18 +71,23 @@ alone() {
 }
 
 report() { # report NAME LIMIT BEGIN EXIT
-    local name=$1 seconds=$2 begin=$3 rc=$4 took note
+    local name=$1 seconds=$2 begin=$3 rc=$4 took note user system
     local log=$scratch/${name//\//-}.log
     took=$(((${EPOCHREALTIME/./} - begin) / 100000))
     took=${took%?}.${took: -1}
     [[ $took == .* ]] && took=0$took
+    took+=" s"
+    if read -r user system < <(tail -n 1 "$log.cpu" | grep -xE '[0-9]+ [0-9]+'); then
+        took+=", CPU $((user + system)) s"
+        n_seconds=$((n_seconds + user + system))
+    fi
     # A program that counts for itself says how many.
     note=$(tail -n 1 "$log" | grep -oE '^[0-9]+ passed, [0-9]+ failed(, [0-9]+ skipped)?$')
     note=${note:+$note, }
     case $rc in
     0)
         n_passed=$((n_passed + 1))
-        echo "ok - $name (${note}$took s)"
+        echo "ok - $name (${note}$took)"
         ;;
     77)
         n_skipped=$((n_skipped + 1))
@@ -87,17 +98,43 @@ report() { # report NAME LIMIT BEGIN EXIT
         if [ "$rc" -eq 124 ] || [ "$rc" -eq 137 ]; then
             note+="over the limit of $seconds s, "
         fi
-        echo "not ok - $name (${note}exit $rc, $took s)"
+        echo "not ok - $name (${note}exit $rc, $took)"
         head -c 20000 "$log" | tail -n 200 | sed 's/^/    /'
         ;;
     esac
 }
 
-# Builds the presets one after the other, beside the tests that need none of them.
+# The programs of the unit tests, by name.
+units=()
+for source in tests/unit_*.c tests/unit_*.cc; do
+    source=${source##*/unit_}
+    units+=("${source%.*}")
+done
+
+# Which tests a preset needs. ThreadSanitizer is slow, and finds nothing in tests of one thread.
+# AddressSanitizer's allocator has locks that a child of fork may find held; the tiles of
+# attention_cpu run in its checks too. The negative controls take two tests.
+one_thread='allreduce_rmsnorm_args|allreduce_rmsnorm_ref|attention_args|attention_cpu|attention_ref'
+one_thread+='|bench|check_memory|core|dlpack|gemm|gemm_bits|grad_return_args'
+one_thread+='|layout|memory|npy|pin|safetensors|trimul_ref|trimul_ref_rules|vec|vec_exact'
+has_test() { # has_test PRESET UNIT
+    case $1 in
+    tsan) [[ ! $2 =~ ^($one_thread)$ ]] ;;
+    fault) [[ $2 =~ ^(allreduce_rmsnorm_cpu|attention_failure)$ ]] ;;
+    *) [[ ! $2 =~ ^(fork|attention_cpu)$ ]] ;;
+    esac
+}
+
+# Builds the presets one after the other, beside the tests that need none of them: the program and
+# those tests that will run.
 background_builds() {
-    local preset
+    local preset name targets
     for preset in "$@"; do
-        nice -n 19 ci/build.sh "$preset" >"$scratch/build-$preset" 2>&1 </dev/null
+        targets=(cofuse_program)
+        for name in "${units[@]}"; do
+            has_test "$preset" "$name" && targets+=("unit_$name")
+        done
+        nice -n 19 ci/build.sh "$preset" "${targets[@]}" >"$scratch/build-$preset" 2>&1 </dev/null
         echo $? >"$scratch/code"
         mv "$scratch/code" "$scratch/built-$preset"
     done
@@ -144,13 +181,11 @@ for script in style headers symbols dependencies docs install; do
     run "ci/$script" 300 "ci/check_$script.sh"
 done
 
-for source in tests/unit_*.c tests/unit_*.cc; do
-    [ -f "$source" ] || continue
-    name=$(basename "${source%.*}")
-    run "unit/${name#unit_}" 240 "build/tests/$name"
+for name in "${units[@]}"; do
+    run "unit/$name" 240 "build/tests/unit_$name"
     # Tests of transfers, in the form for peers that are not mapped too.
-    [[ $name =~ ^unit_(arena|attention_failure|attention_shared|grad_return|lifetime)$ ]] &&
-        run "unit/${name#unit_}_staged" 240 env COFUSE_FORCE_STAGED=1 "build/tests/$name"
+    [[ $name =~ ^(arena|attention_failure|attention_shared|grad_return|lifetime)$ ]] &&
+        run "unit/${name}_staged" 240 env COFUSE_FORCE_STAGED=1 "build/tests/unit_$name"
 done
 
 for script in tests/scenario_*.sh; do
@@ -178,22 +213,12 @@ export ASAN_OPTIONS=abort_on_error=0:detect_stack_use_after_return=1
 export UBSAN_OPTIONS=print_stacktrace=1
 export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
 
-one_thread='allreduce_rmsnorm_ref|attention_args|attention_cpu|attention_ref|bench'
-one_thread+='|check_memory|core|dlpack|gemm|gemm_bits|grad_return_args'
-one_thread+='|layout|memory|npy|pin|safetensors|vec'
-
 for preset in "${presets[@]}"; do
     built "$preset" || continue
     [ "$preset" != fault ] || continue
-    for source in tests/unit_*.c tests/unit_*.cc; do
-        [ -f "$source" ] || continue
-        name=$(basename "${source%.*}")
-        # ThreadSanitizer is slow, and has nothing to find in tests of one thread.
-        [[ $preset:$name =~ ^tsan:unit_($one_thread)$ ]] && continue
-        # AddressSanitizer's allocator has locks that a child of fork may find held; the tiles of
-        # attention_cpu run in its checks too.
-        [[ $preset:$name =~ ^asan:unit_(fork|attention_cpu)$ ]] && continue
-        run "$preset/${name#unit_}" 400 "${fixed_addresses[@]}" "build/$preset/tests/$name"
+    for name in "${units[@]}"; do
+        has_test "$preset" "$name" || continue
+        run "$preset/$name" 400 "${fixed_addresses[@]}" "build/$preset/tests/unit_$name"
     done
     case $preset in
     tsan)
@@ -218,6 +243,7 @@ for script in tests/negative_*.sh; do
 done
 alone
 
+echo "tests took $n_seconds s of CPU"
 closing="$n_passed passed, $n_failed failed"
 [ $n_skipped -eq 0 ] || closing+=", $n_skipped skipped"
 echo "$closing"
