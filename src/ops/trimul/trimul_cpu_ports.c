@@ -106,15 +106,16 @@ static void deliver_rows(struct cofi_tri_plan *plan, enum cofi_tri_exchange e, i
 {
     const struct cofi_tri_cpu_state *st = plan->state;
     const struct cofi_tri_port *from = st->ports + e * plan->n_ranks + peer;
-    const struct cofi_tri_port to = region(plan, e, peer, NULL);
+    const struct cofi_tri_port to =
+        region(plan, e, peer, cofi_arena_data(plan->binding.arena)); /* only for distances */
     const cof_trimul_block block =
         has_planes(e) ? st->shape.own : cofi_tri_block(&plan->params, peer, st->shape.n);
-    const bool at_once = from->row == to.row && block.col == to.col0;
+    const bool whole_rows = !has_planes(e) || block.n_cols == st->shape.n;
+    const bool at_once = from->row == to.row && whole_rows;
     const int64_t n_puts = at_once ? block.n_rows > 0 : block.n_rows;
     const int64_t bytes = at_once ? block.n_rows * to.row : block.n_cols * to.item;
     for (int64_t i = 0; i < n_puts && bytes > 0; i++) {
-        const struct cofi_tri_port place = to;
-        const char *at = cofi_tri_port_at(&place, half, h, b, block.row + i, block.col);
+        const char *at = cofi_tri_port_at(&to, half, h, b, block.row + i, block.col);
         cofi_arena_deliver(plan->binding.arena, peer, st->sizes.offset[e] + (size_t)(at - to.base),
                            cofi_tri_port_at(from, half, h, b, block.row + i, block.col),
                            (size_t)bytes);
