@@ -148,8 +148,8 @@ typedef struct cof_trimul_grads {
 #endif
 
 /**
- * Tensors of a call, local. Strides: any, with a contiguous last dim of those that have D, and no
- * overlap.
+ * Tensors of a call, local. Strides: any, with a contiguous last dim and no overlap. forward leaves
+ * dout, dx and grads alone, backward out and in_place: both may be given the same struct.
  *
  *   x         [B, Ni, Nj, D]
  *   mask      [B, Ni, Nj], mask_dtype; NULL: ones
