@@ -14,7 +14,7 @@
 
 /* ---- words ---------------------------------------------------------------------------------- */
 
-#define AT(member) offsetof(struct cofi_tri_case, member)
+#define AT(member) offsetof(struct cofi_tm_case, member)
 #define INT(name, member, min, max)                                                                \
     {name, COFI_OPTION_INT, AT(member), NULL, min, max, 0, NULL, NULL}
 #define CHOICE(name, member, words)                                                                \
@@ -35,11 +35,11 @@
         INT("chunk", chunk, 0, 8192), NUMBER("eps_in", eps_in, 0, 1e38),                           \
         NUMBER("eps_out", eps_out, 0, 1e38)
 
-const struct cofi_option cofi_tri_bench_words[] = {
+const struct cofi_option cofi_tm_bench_words[] = {
     PLAN_WORDS, CHOICE("forward_only", forward_only, "0|1"),
     CHOICE("mask_data", mask, "none|binary|real|zero"), {0}};
 
-const struct cofi_option cofi_tri_check_words[] = {
+const struct cofi_option cofi_tm_check_words[] = {
     PLAN_WORDS,
     CHOICE("bias", bias, "none|out|all"),
     CHOICE("mask_data", mask, "none|binary|real|zero"),
@@ -225,47 +225,47 @@ static void to_line(const struct case_list *list, const struct cofi_cover_tuple 
     write_ints("cols", &offsets, line, bytes);
 }
 
-static bool read(const char *line, struct cofi_tri_case *c)
+static bool read(const char *line, struct cofi_tm_case *c)
 {
-    *c = (struct cofi_tri_case){.b = 1};
-    return cofi_option_read_line(line, cofi_tri_check_words, c) == COF_OK;
+    *c = (struct cofi_tm_case){.b = 1};
+    return cofi_option_read_line(line, cofi_tm_check_words, c) == COF_OK;
 }
 
 /* What goes together. Integer data needs pairs of elements that cancel in a norm, and gates that
  * are open in both; large data the biases that make it so. */
-static bool means_something(const struct cofi_tri_case *c)
+static bool means_something(const struct cofi_tm_case *c)
 {
-    bool backward = c->calls != COFI_TRI_FORWARD;
+    bool backward = c->calls != COFI_TM_FORWARD;
     if (c->shard == COF_TRIMUL_EXPLICIT && (c->n.n > 1 || c->grid.at[0] == 0))
         return false;
     if (!backward && (c->save || c->reduce || c->grads))
         return false;
-    if (backward && (c->data == COFI_TRI_INTEGER || c->data >= COFI_TRI_LARGE ||
-                     c->residual == COFI_TRI_IN_PLACE))
+    if (backward && (c->data == COFI_TM_INTEGER || c->data >= COFI_TM_LARGE ||
+                     c->residual == COFI_TM_IN_PLACE))
         return false;
-    if (c->data == COFI_TRI_INTEGER && (c->d % 2 || c->d < 4 || c->h < 2 || c->mean ||
-                                        c->mask == COFI_TRI_REAL || c->residual))
+    if (c->data == COFI_TM_INTEGER && (c->d % 2 || c->d < 4 || c->h < 2 || c->mean ||
+                                        c->mask == COFI_TM_REAL || c->residual))
         return false;
-    if (c->data == COFI_TRI_LARGE && (c->bias != COFI_TRI_BIAS_ALL || c->mask))
+    if (c->data == COFI_TM_LARGE && (c->bias != COFI_TM_BIAS_ALL || c->mask))
         return false;
     if (c->dtype == 2 && (c->norm || c->mask_dtype)) /* fp32 is its own */
         return false;
     return c->mask || !c->mask_dtype;
 }
 
-static double work(const struct cofi_tri_case *c)
+static double work(const struct cofi_tm_case *c)
 {
     double flops = 0;
     for (int i = 0; i < c->n.n; i++)
-        flops += cofi_tri_flops(c, c->n.at[i], c->calls != COFI_TRI_FORWARD) +
-                 cofi_tri_flops(c, c->n.at[i], false);
+        flops += cofi_tm_flops(c, c->n.at[i], c->calls != COFI_TM_FORWARD) +
+                 cofi_tm_flops(c, c->n.at[i], false);
     return flops;
 }
 
 static bool legal(const void *arg, const struct cofi_cover_tuple *t)
 {
     const struct case_list *list = arg;
-    struct cofi_tri_case c;
+    struct cofi_tm_case c;
     char line[500];
     bool is_explicit = !strcmp(word(list, t, SHARD), "explicit");
     if (!is_explicit && t->value[OFFSETS])
@@ -326,25 +326,25 @@ static const struct case_list *list_for(const struct cofi_check_options *options
     return list ? list : &none;
 }
 
-int64_t cofi_tri_n_cases(const struct cofi_check_options *options)
+int64_t cofi_tm_n_cases(const struct cofi_check_options *options)
 {
     return options->n_ranks < COFI_INTS_MAX ? list_for(options)->cover.n : 0;
 }
 
-void cofi_tri_case_line(const struct cofi_check_options *options, int64_t idx, char *line,
+void cofi_tm_case_line(const struct cofi_check_options *options, int64_t idx, char *line,
                         size_t bytes)
 {
     const struct case_list *list = list_for(options);
     to_line(list, &list->tuples[idx], line, bytes);
 }
 
-void cofi_tri_case(const struct cofi_check_options *options, int64_t idx, struct cofi_tri_case *c)
+void cofi_tm_case(const struct cofi_check_options *options, int64_t idx, struct cofi_tm_case *c)
 {
     char line[500];
-    cofi_tri_case_line(options, idx, line, sizeof line);
+    cofi_tm_case_line(options, idx, line, sizeof line);
     read(line, c);
-    c->forward_only = c->calls == COFI_TRI_FORWARD;
-    if (c->data == COFI_TRI_INTEGER) { /* norms by 1 and by powers of 2: trimul_check_data.c */
+    c->forward_only = c->calls == COFI_TM_FORWARD;
+    if (c->data == COFI_TM_INTEGER) { /* norms by 1 and by powers of 2: trimul_check_data.c */
         c->eps_in = 1e-30;
         c->eps_out = c->dtype == 2 ? 0x1p60 : 0x1p30;
     }
@@ -352,12 +352,12 @@ void cofi_tri_case(const struct cofi_check_options *options, int64_t idx, struct
 
 /* ---- what a case means ---------------------------------------------------------------------- */
 
-cof_dtype cofi_tri_dtype(const struct cofi_tri_case *c)
+cof_dtype cofi_tm_dtype(const struct cofi_tm_case *c)
 {
     return (const cof_dtype[]){COF_BF16, COF_F16, COF_F32}[c->dtype];
 }
 
-int64_t cofi_tri_max_n(const struct cofi_tri_case *c)
+int64_t cofi_tm_max_n(const struct cofi_tm_case *c)
 {
     int64_t most = 0;
     for (int i = 0; i < c->n.n; i++)
@@ -365,15 +365,15 @@ int64_t cofi_tri_max_n(const struct cofi_tri_case *c)
     return most;
 }
 
-void cofi_tri_params(const struct cofi_tri_case *c, cof_trimul_params *p)
+void cofi_tm_params(const struct cofi_tm_case *c, cof_trimul_params *p)
 {
     *p = (cof_trimul_params)COF_TRIMUL_PARAMS_INIT;
-    p->dtype = cofi_tri_dtype(c);
+    p->dtype = cofi_tm_dtype(c);
     p->norm_dtype = c->norm ? COF_F32 : p->dtype;
     p->mask_dtype = c->mask_dtype ? COF_F32 : p->dtype;
     p->direction = (cof_trimul_direction)c->direction;
     p->n_batch = c->b;
-    p->n_rows = cofi_tri_max_n(c);
+    p->n_rows = cofi_tm_max_n(c);
     p->dim = c->d;
     p->hidden = c->h;
     p->grid_rows = c->grid.n ? (int)c->grid.at[0] : 0;
@@ -389,7 +389,7 @@ void cofi_tri_params(const struct cofi_tri_case *c, cof_trimul_params *p)
     p->chunk_features = (int)c->chunk;
 }
 
-double cofi_tri_flops(const struct cofi_tri_case *c, int64_t n, bool backward)
+double cofi_tm_flops(const struct cofi_tm_case *c, int64_t n, bool backward)
 {
     double d = (double)c->d, h = (double)(c->h ? c->h : c->d), pairs = (double)n * (double)n;
     double tri = 2 * pairs * (double)n * h, linear = 10 * pairs * d * h + 2 * pairs * d * d;

@@ -27,38 +27,38 @@ static void *place(struct room *room, int64_t n, size_t element_bytes)
     return p;
 }
 
-static bool has_weight(const struct cofi_tri_case *c, int which)
+static bool has_weight(const struct cofi_tm_case *c, int which)
 {
-    if (cofi_tri_weights[which].is_required || c->bias == COFI_TRI_BIAS_ALL)
+    if (cofi_tm_weights[which].is_required || c->bias == COFI_TM_BIAS_ALL)
         return true;
-    return c->bias == COFI_TRI_BIAS_OUT &&
+    return c->bias == COFI_TM_BIAS_OUT &&
            (which == COFI_TRI_P_OUT_B || which == COFI_TRI_G_OUT_B || which == COFI_TRI_NORM_OUT_W);
 }
 
-cof_dtype cofi_tri_weight_dtype(const struct cofi_tri_case *c, int which)
+cof_dtype cofi_tm_weight_dtype(const struct cofi_tm_case *c, int which)
 {
-    return cofi_tri_weights[which].is_norm && c->norm ? COF_F32 : cofi_tri_dtype(c);
+    return cofi_tri_is_norm(which) && c->norm ? COF_F32 : cofi_tm_dtype(c);
 }
 
-static cof_dtype mask_dtype(const struct cofi_tri_case *c)
+static cof_dtype mask_dtype(const struct cofi_tm_case *c)
 {
-    return c->mask_dtype ? COF_F32 : cofi_tri_dtype(c);
+    return c->mask_dtype ? COF_F32 : cofi_tm_dtype(c);
 }
 
-static void place_problem(const struct cofi_tri_case *c, struct room *room, int64_t grad_elements,
-                          struct cofi_tri_problem *p)
+static void place_problem(const struct cofi_tm_case *c, struct room *room, int64_t grad_elements,
+                          struct cofi_tm_problem *p)
 {
     int64_t pairs = c->b * p->n * p->n, n = pairs * c->d;
-    size_t element = (size_t)cofi_dtype_bytes(cofi_tri_dtype(c));
-    bool has_own = c->residual == COFI_TRI_OWN || c->residual == COFI_TRI_IS_OUT;
-    bool is_x = c->residual == COFI_TRI_IS_X || c->residual == COFI_TRI_IN_PLACE;
+    size_t element = (size_t)cofi_dtype_bytes(cofi_tm_dtype(c));
+    bool has_own = c->residual == COFI_TM_OWN || c->residual == COFI_TM_IS_OUT;
+    bool is_x = c->residual == COFI_TM_IS_X || c->residual == COFI_TM_IN_PLACE;
     p->x = place(room, n, element);
     p->residual = has_own ? place(room, n, element) : is_x ? p->x : NULL;
     p->mask = c->mask ? place(room, pairs, (size_t)cofi_dtype_bytes(mask_dtype(c))) : NULL;
     p->out = place(room, n, sizeof *p->out);
     p->alone_out = place(room, n, element);
-    p->maxima = place(room, c->b * COFI_TRI_E_N, sizeof *p->maxima);
-    if (!cofi_tri_has_backward(c))
+    p->maxima = place(room, c->b * COFI_TM_E_N, sizeof *p->maxima);
+    if (!cofi_tm_has_backward(c))
         return;
     p->dout = place(room, n, element);
     p->dx = place(room, n, sizeof *p->dx);
@@ -66,24 +66,24 @@ static void place_problem(const struct cofi_tri_case *c, struct room *room, int6
     p->grads = place(room, c->b * grad_elements, sizeof *p->grads);
 }
 
-void cofi_tri_data_lay_grads(struct cofi_tri_data *data)
+void cofi_tm_data_lay_grads(struct cofi_tm_data *data)
 {
     data->grad_elements = 0;
     for (int w = 0; w < COFI_TRI_WEIGHTS; w++) {
         data->grad_at[w] = data->grad_elements;
-        data->grad_elements += cofi_tri_weight_elements(w, data->c->d, data->c->h);
+        data->grad_elements += cofi_tm_weight_elements(w, data->c->d, data->c->h);
     }
 }
 
-static void place_data(const struct cofi_tri_case *c, int n_ranks, struct room *room,
-                       struct cofi_tri_data *data)
+static void place_data(const struct cofi_tm_case *c, int n_ranks, struct room *room,
+                       struct cofi_tm_data *data)
 {
-    *data = (struct cofi_tri_data){.c = c};
-    cofi_tri_data_lay_grads(data);
+    *data = (struct cofi_tm_data){.c = c};
+    cofi_tm_data_lay_grads(data);
     for (int w = 0; w < COFI_TRI_WEIGHTS; w++)
         if (has_weight(c, w))
-            data->weight[w] = place(room, cofi_tri_weight_elements(w, c->d, c->h),
-                                    (size_t)cofi_dtype_bytes(cofi_tri_weight_dtype(c, w)));
+            data->weight[w] = place(room, cofi_tm_weight_elements(w, c->d, c->h),
+                                    (size_t)cofi_dtype_bytes(cofi_tm_weight_dtype(c, w)));
     for (int call = 0; call < c->n.n; call++) {
         int at = 0;
         while (at < data->n_problems && data->problem[at].n != c->n.at[call])
@@ -94,13 +94,13 @@ static void place_data(const struct cofi_tri_case *c, int n_ranks, struct room *
         data->problem[at].n = c->n.at[call];
         place_problem(c, room, data->grad_elements, &data->problem[data->n_problems++]);
     }
-    if (cofi_tri_has_backward(c))
+    if (cofi_tm_has_backward(c))
         data->partial = place(room, c->n.n * n_ranks * data->grad_elements, sizeof(float));
 }
 
-size_t cofi_tri_data_bytes(const struct cofi_tri_case *c, int n_ranks)
+size_t cofi_tm_data_bytes(const struct cofi_tm_case *c, int n_ranks)
 {
-    struct cofi_tri_data data;
+    struct cofi_tm_data data;
     struct room room = {0};
     place_data(c, n_ranks, &room, &data);
     return room.used;
@@ -123,9 +123,9 @@ static bool coin(uint64_t seed, uint64_t tensor, uint64_t idx)
  * h + 1 is the opposite of feature h, so the second norm takes no mean away, and its large eps makes
  * it a product with a power of 2, which p_out undoes. An odd last feature is 0. Gates are
  * sigmoid(100) = 1. */
-static float integer_weight(const struct cofi_tri_data *data, int which, int64_t row, int64_t col)
+static float integer_weight(const struct cofi_tm_data *data, int which, int64_t row, int64_t col)
 {
-    const struct cofi_tri_case *c = data->c;
+    const struct cofi_tm_case *c = data->c;
     if (which == COFI_TRI_NORM_IN_W || which == COFI_TRI_NORM_OUT_W)
         return 1;
     if (which == COFI_TRI_G_IN || which == COFI_TRI_G_OUT)
@@ -142,14 +142,14 @@ static float integer_weight(const struct cofi_tri_data *data, int which, int64_t
     return col != 2 + (int64_t)pick ? 0 : is_b && h % 2 ? -1 : 1;
 }
 
-static float weight_value(const struct cofi_tri_data *data, int which, int64_t row, int64_t col,
+static float weight_value(const struct cofi_tm_data *data, int which, int64_t row, int64_t col,
                           int64_t idx)
 {
-    const struct cofi_tri_case *c = data->c;
-    const struct cofi_tri_weight_info *info = &cofi_tri_weights[which];
+    const struct cofi_tm_case *c = data->c;
+    const struct cofi_tm_weight_info *info = &cofi_tm_weights[which];
     float x = cofi_check_normal(data->seed, (uint64_t)which, (uint64_t)idx);
-    bool is_large = c->data == COFI_TRI_LARGE;
-    if (c->data == COFI_TRI_INTEGER)
+    bool is_large = c->data == COFI_TM_LARGE;
+    if (c->data == COFI_TM_INTEGER)
         return integer_weight(data, which, row, col);
     if (which == COFI_TRI_NORM_IN_W || which == COFI_TRI_NORM_OUT_W)
         return 1 + 0.1f * x;
@@ -163,41 +163,41 @@ static float weight_value(const struct cofi_tri_data *data, int which, int64_t r
            (which == COFI_TRI_P_IN && is_large ? 0.25f : 1);
 }
 
-void cofi_tri_data_fill_weight(const struct cofi_tri_data *data, int which)
+void cofi_tm_data_fill_weight(const struct cofi_tm_data *data, int which)
 {
     int64_t shape[2];
-    cofi_tri_weight_shape(which, data->c->d, data->c->h, shape);
+    cofi_tm_weight_shape(which, data->c->d, data->c->h, shape);
     for (int64_t i = 0; i < shape[0] * shape[1] && data->weight[which]; i++)
-        cofi_check_store(data->weight[which], cofi_tri_weight_dtype(data->c, which), i,
+        cofi_check_store(data->weight[which], cofi_tm_weight_dtype(data->c, which), i,
                          weight_value(data, which, i / shape[1], i % shape[1], i));
 }
 
 /* Element idx of x of the problem with this N. */
-static float x_value(const struct cofi_tri_data *data, int64_t idx, uint64_t seed)
+static float x_value(const struct cofi_tm_data *data, int64_t idx, uint64_t seed)
 {
-    const struct cofi_tri_case *c = data->c;
+    const struct cofi_tm_case *c = data->c;
     int64_t d = idx % c->d;
-    if (c->data == COFI_TRI_INTEGER)
+    if (c->data == COFI_TM_INTEGER)
         return (d < 2 || coin(seed, X, (uint64_t)(idx / 2))) == (d % 2 == 0) ? 1 : -1;
     float mean = (float)c->mean;
-    if (c->data != COFI_TRI_CAUCHY)
+    if (c->data != COFI_TM_CAUCHY)
         return mean + cofi_check_normal(seed, X, (uint64_t)idx);
     float x = tanf((float)M_PI * (uniform(seed, X, (uint64_t)idx) - 0.4999f));
     return mean + fminf(fmaxf(x, -3e4f), 3e4f); /* fp16 holds it */
 }
 
-static float mask_value(const struct cofi_tri_case *c, int64_t idx, uint64_t seed)
+static float mask_value(const struct cofi_tm_case *c, int64_t idx, uint64_t seed)
 {
     float x = uniform(seed, MASK, (uint64_t)idx);
-    return c->mask == COFI_TRI_ZERO ? 0 : c->mask == COFI_TRI_REAL ? x : x < 0.7f;
+    return c->mask == COFI_TM_ZERO ? 0 : c->mask == COFI_TM_REAL ? x : x < 0.7f;
 }
 
 /* One batch entry. */
-static void fill_problem(const struct cofi_tri_data *data, const struct cofi_tri_problem *p,
+static void fill_problem(const struct cofi_tm_data *data, const struct cofi_tm_problem *p,
                          int64_t b)
 {
-    const struct cofi_tri_case *c = data->c;
-    cof_dtype dtype = cofi_tri_dtype(c);
+    const struct cofi_tm_case *c = data->c;
+    cof_dtype dtype = cofi_tm_dtype(c);
     uint64_t seed = data->seed * 1000 + (uint64_t)p->n;
     int64_t pairs = p->n * p->n, n = pairs * c->d;
     for (int64_t i = b * n; i < (b + 1) * n; i++) {
@@ -210,11 +210,11 @@ static void fill_problem(const struct cofi_tri_data *data, const struct cofi_tri
     }
     for (int64_t i = b * pairs; i < (b + 1) * pairs && p->mask; i++)
         cofi_check_store(p->mask, mask_dtype(c), i, mask_value(c, i, seed));
-    bool is_bad = c->data == COFI_TRI_NAN || c->data == COFI_TRI_INF;
+    bool is_bad = c->data == COFI_TM_NAN || c->data == COFI_TM_INF;
     if (is_bad && b == c->b - 1) {
         uint64_t at = cofi_check_random(seed, SIGN, 0) % (uint64_t)n;
         cofi_check_store(p->x, dtype, b * n + (int64_t)at,
-                         c->data == COFI_TRI_NAN ? NAN : INFINITY);
+                         c->data == COFI_TM_NAN ? NAN : INFINITY);
     }
 }
 
@@ -241,13 +241,13 @@ static double max_abs(const double *values, int64_t n)
 }
 
 /* Of batch entry b. `memory` has room for its inputs and for the weights. */
-static cof_status make_reference(const struct cofi_tri_data *data, const struct cofi_tri_problem *p,
+static cof_status make_reference(const struct cofi_tm_data *data, const struct cofi_tm_problem *p,
                                  int64_t b, double *memory)
 {
-    const struct cofi_tri_case *c = data->c;
-    cof_dtype dtype = cofi_tri_dtype(c);
+    const struct cofi_tm_case *c = data->c;
+    cof_dtype dtype = cofi_tm_dtype(c);
     int64_t pairs = p->n * p->n, n = pairs * c->d;
-    double *maxima = p->maxima + b * COFI_TRI_E_N;
+    double *maxima = p->maxima + b * COFI_TM_E_N;
     struct cofi_trimul_ref_problem ref = {
         .n_batch = 1, .n = p->n, .dim = c->d, .hidden = c->h, .incoming = c->direction == 1,
         .eps_in = c->eps_in > 0 ? c->eps_in : 1e-5, .eps_out = c->eps_out > 0 ? c->eps_out : 1e-5};
@@ -256,39 +256,39 @@ static cof_status make_reference(const struct cofi_tri_data *data, const struct 
     ref.residual = widen(p->residual, dtype, b * n, n, &memory);
     const double *dout = widen(p->dout, dtype, b * n, n, &memory);
     for (int w = 0; w < COFI_TRI_WEIGHTS; w++)
-        cofi_tri_ref_bind(&ref.weights, w,
-                          widen(data->weight[w], cofi_tri_weight_dtype(c, w), 0,
-                                cofi_tri_weight_elements(w, c->d, c->h), &memory));
+        cofi_tm_ref_bind(&ref.weights, w,
+                          widen(data->weight[w], cofi_tm_weight_dtype(c, w), 0,
+                                cofi_tm_weight_elements(w, c->d, c->h), &memory));
     struct cofi_trimul_ref_out out = {.out = p->out + b * n};
     COF_TRY(cofi_trimul_ref_forward(&ref, &out));
-    maxima[COFI_TRI_E_OUT] = max_abs(out.out, n);
+    maxima[COFI_TM_E_OUT] = max_abs(out.out, n);
     if (!dout)
         return COF_OK;
     struct cofi_trimul_ref_grads grads = {.x = p->dx + b * n};
     double *all = p->grads + b * data->grad_elements;
     for (int w = 0; w < COFI_TRI_WEIGHTS; w++)
-        cofi_tri_ref_grads_bind(&grads, w, all + data->grad_at[w]);
+        cofi_tm_ref_grads_bind(&grads, w, all + data->grad_at[w]);
     COF_TRY(cofi_trimul_ref_backward(&ref, dout, &grads));
-    for (int64_t i = 0; i < n && c->residual == COFI_TRI_IS_X; i++)
+    for (int64_t i = 0; i < n && c->residual == COFI_TM_IS_X; i++)
         grads.x[i] += dout[i];
-    maxima[COFI_TRI_E_DX] = max_abs(grads.x, n);
+    maxima[COFI_TM_E_DX] = max_abs(grads.x, n);
     return COF_OK;
 }
 
 /* Item: a weight, or a problem's batch entry. */
 static cof_status fill_item(void *arg, int64_t item)
 {
-    const struct cofi_tri_data *data = arg;
+    const struct cofi_tm_data *data = arg;
     if (item < COFI_TRI_WEIGHTS)
-        cofi_tri_data_fill_weight(data, (int)item);
+        cofi_tm_data_fill_weight(data, (int)item);
     else
         fill_problem(data, &data->problem[(item - COFI_TRI_WEIGHTS) / data->c->b],
                      (item - COFI_TRI_WEIGHTS) % data->c->b);
     return COF_OK;
 }
 
-cof_status cofi_tri_data_reference(const struct cofi_tri_data *data,
-                                   const struct cofi_tri_problem *p, int64_t b)
+cof_status cofi_tm_data_reference(const struct cofi_tm_data *data,
+                                   const struct cofi_tm_problem *p, int64_t b)
 {
     int64_t n = p->n * p->n * (3 * data->c->d + 1) + data->grad_elements;
     double *memory = malloc((size_t)n * sizeof *memory);
@@ -300,16 +300,16 @@ cof_status cofi_tri_data_reference(const struct cofi_tri_data *data,
 
 static cof_status reference_item(void *arg, int64_t item)
 {
-    const struct cofi_tri_data *data = arg;
-    return cofi_tri_data_reference(data, &data->problem[item / data->c->b], item % data->c->b);
+    const struct cofi_tm_data *data = arg;
+    return cofi_tm_data_reference(data, &data->problem[item / data->c->b], item % data->c->b);
 }
 
-cof_status cofi_tri_data_make(const struct cofi_job *job, const struct cofi_tri_case *c,
-                              uint64_t seed, struct cofi_tri_data *data)
+cof_status cofi_tm_data_make(const struct cofi_job *job, const struct cofi_tm_case *c,
+                              uint64_t seed, struct cofi_tm_data *data)
 {
     struct room room = {.base = job->shared};
-    COF_FAIL_IF(c->n.n > COFI_TRI_CALLS, COF_ERR_INVALID, "check: %d calls, at most %d", c->n.n,
-                COFI_TRI_CALLS);
+    COF_FAIL_IF(c->n.n > COFI_TM_CALLS, COF_ERR_INVALID, "check: %d calls, at most %d", c->n.n,
+                COFI_TM_CALLS);
     place_data(c, job->n_ranks, &room, data);
     data->seed = seed;
     COF_FAIL_IF(room.used > job->shared_bytes, COF_ERR_INTERNAL,

@@ -7,11 +7,11 @@
 #include "ops/check_memory.h"
 #include "ops/trimul/trimul_check_data.h"
 
-enum cofi_tri_tensor { COFI_TRI_T_X, COFI_TRI_T_MASK, COFI_TRI_T_RESIDUAL, COFI_TRI_T_DOUT,
-                       COFI_TRI_T_OUT, COFI_TRI_T_DX, COFI_TRI_TENSORS };
-extern const char *const cofi_tri_tensor_names[COFI_TRI_TENSORS];
+enum cofi_tm_tensor { COFI_TM_T_X, COFI_TM_T_MASK, COFI_TM_T_RESIDUAL, COFI_TM_T_DOUT,
+                       COFI_TM_T_OUT, COFI_TM_T_DX, COFI_TM_TENSORS };
+extern const char *const cofi_tm_tensor_names[COFI_TM_TENSORS];
 
-struct cofi_tri_view {
+struct cofi_tm_view {
     struct cofi_check_memory memory; /* unopened: the call has none */
     cof_tensor tensor;
     int64_t shape[4], strides[4]; /* [B, Ni, Nj, D]; of mask the first three */
@@ -21,12 +21,12 @@ struct cofi_tri_view {
 };
 
 /* The tensors of a call. */
-struct cofi_tri_local {
-    const struct cofi_tri_case *c;
-    const struct cofi_tri_problem *problem;
+struct cofi_tm_local {
+    const struct cofi_tm_case *c;
+    const struct cofi_tm_problem *problem;
     cof_trimul_block block;
     int64_t first_batch, n_batch;
-    struct cofi_tri_view view[COFI_TRI_TENSORS];
+    struct cofi_tm_view view[COFI_TM_TENSORS];
     int which_out; /* OUT, or X where out is written over it */
     struct cofi_check_memory saved;
     cof_shape saved_shape;
@@ -39,9 +39,9 @@ struct cofi_tri_local {
 };
 
 /* What a call is on: batch entries first .. first + n of a problem, a block of rows and columns. */
-struct cofi_tri_span {
-    const struct cofi_tri_case *c;
-    const struct cofi_tri_problem *problem; /* NULL: inputs are not filled, all N are c's largest */
+struct cofi_tm_span {
+    const struct cofi_tm_case *c;
+    const struct cofi_tm_problem *problem; /* NULL: inputs are not filled, all N are c's largest */
     cof_trimul_block block;
     int64_t first_batch, n_batch;
     size_t saved_bytes;
@@ -49,42 +49,42 @@ struct cofi_tri_span {
 };
 
 /* Local. What is opened so far is closed by the caller, also after a failure. */
-cof_status cofi_tri_local_open(cof_world *world, const struct cofi_tri_span *span,
-                               struct cofi_tri_local *local);
-void cofi_tri_local_close(struct cofi_tri_local *local);
+cof_status cofi_tm_local_open(cof_world *world, const struct cofi_tm_span *span,
+                               struct cofi_tm_local *local);
+void cofi_tm_local_close(struct cofi_tm_local *local);
 
 /* Inputs are themselves (again), outputs poison. */
-cof_status cofi_tri_local_prepare(struct cofi_tri_local *local);
+cof_status cofi_tm_local_prepare(struct cofi_tm_local *local);
 /* Brings back the outputs of forward, or all; fails `result` where something else has changed. */
-cof_status cofi_tri_local_collect(struct cofi_tri_local *local, struct cofi_check_result *result);
+cof_status cofi_tm_local_collect(struct cofi_tm_local *local, struct cofi_check_result *result);
 
 /* What collect brought of out, and of dx where there is one, into compact [B, N, N, D]. */
-void cofi_tri_local_take(const struct cofi_tri_local *local, void *out, void *dx);
+void cofi_tm_local_take(const struct cofi_tm_local *local, void *out, void *dx);
 
-void cofi_tri_local_args(const struct cofi_tri_local *local, bool backward,
+void cofi_tm_local_args(const struct cofi_tm_local *local, bool backward,
                          cof_trimul_args *args_out);
 
 /* Element (b, i, j, d) of the block, at the last collect. */
-static inline int64_t cofi_tri_view_idx(const struct cofi_tri_view *v, int64_t b, int64_t i,
+static inline int64_t cofi_tm_view_idx(const struct cofi_tm_view *v, int64_t b, int64_t i,
                                         int64_t j, int64_t d)
 {
     return v->shift + b * v->strides[0] + i * v->strides[1] + j * v->strides[2] + d;
 }
 
 /* Keeps hashes of the outputs; or fails `result` where one differs from the kept. */
-void cofi_tri_local_keep(struct cofi_tri_local *local);
-void cofi_tri_local_compare_kept(const struct cofi_tri_local *local,
+void cofi_tm_local_keep(struct cofi_tm_local *local);
+void cofi_tm_local_compare_kept(const struct cofi_tm_local *local,
                                  struct cofi_check_result *result);
 
 /* The weights of a case, on a rank. */
-struct cofi_tri_local_weights {
+struct cofi_tm_local_weights {
     struct cofi_check_memory memory[COFI_TRI_WEIGHTS];
     int64_t shape[COFI_TRI_WEIGHTS][2], strides[COFI_TRI_WEIGHTS][2];
     cof_tensor tensor[COFI_TRI_WEIGHTS];
     cof_trimul_weights weights;
 };
-cof_status cofi_tri_weights_open(cof_world *world, const struct cofi_tri_data *data,
-                                 struct cofi_tri_local_weights *w);
-void cofi_tri_weights_close(struct cofi_tri_local_weights *w);
+cof_status cofi_tm_weights_open(cof_world *world, const struct cofi_tm_data *data,
+                                 struct cofi_tm_local_weights *w);
+void cofi_tm_weights_close(struct cofi_tm_local_weights *w);
 
 #endif

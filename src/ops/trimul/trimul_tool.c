@@ -29,7 +29,7 @@ static const char usage[] =
     "-i x=x.npy,mask=m.npy  --weights p_in.weight=p.npy,...  -o out=a.npy,dx=b.npy\n"
     "\n";
 
-#define AT(member) offsetof(struct cofi_tri_options, member)
+#define AT(member) offsetof(struct cofi_tm_options, member)
 enum { CALL_ENGINE, CALL_NAMES };
 
 static const struct cofi_option options[] = {
@@ -81,15 +81,15 @@ static const struct cofi_option options[] = {
 
 static bool take_call(void *target, const struct cofi_option *option, const char *text)
 {
-    struct cofi_tri_options *o = target;
+    struct cofi_tm_options *o = target;
     if (option->place == CALL_ENGINE)
         return cofi_run_engine(text, &o->engine);
-    return cofi_run_names(text, cofi_tri_input_names, COFI_TRI_INPUTS, o->names, o->names_text,
+    return cofi_run_names(text, cofi_tm_input_names, COFI_TM_INPUTS, o->names, o->names_text,
                           sizeof o->names_text);
 }
 
 /* What options mean together. COFI_EXIT_OK or the exit code after a message. */
-static int check_options(struct cofi_tri_options *o)
+static int check_options(struct cofi_tm_options *o)
 {
     char error[COFI_SAFETENSORS_ERROR_BYTES];
     if (!o->input)
@@ -122,34 +122,34 @@ static int check_options(struct cofi_tri_options *o)
 /* ---- the ranks ------------------------------------------------------------------------------ */
 
 /* A wait lasts at most as long as another rank computes, at 1e8 operations a second. */
-static cof_world_options world_options(const struct cofi_tri_run *run)
+static cof_world_options world_options(const struct cofi_tm_run *run)
 {
     cof_world_options world = COF_WORLD_OPTIONS_INIT;
     world.engine = run->engine;
     world.n_threads = run->n_threads;
-    cofi_ranks_timeouts(&world, 20 + cofi_tri_flops(&run->c, run->c.n.at[0], true) / 1e8);
+    cofi_ranks_timeouts(&world, 20 + cofi_tm_flops(&run->c, run->c.n.at[0], true) / 1e8);
     return world;
 }
 
 static int rank_body(void *run, const cof_world_options *world, int rank)
 {
-    return cofi_tri_tool_rank(run, world, rank);
+    return cofi_tm_tool_rank(run, world, rank);
 }
 
 static int run_as_process(void)
 {
-    struct cofi_tri_run *run = cofi_run_memory(sizeof *run, offsetof(struct cofi_tri_run, bytes));
+    struct cofi_tm_run *run = cofi_run_memory(sizeof *run, offsetof(struct cofi_tm_run, bytes));
     if (!run)
         return COFI_EXIT_RANK;
     cof_world_options world = world_options(run);
-    return cofi_tri_tool_rank(run, &world, (int)cofi_config_int(COFI_VAR_RANK));
+    return cofi_tm_tool_rank(run, &world, (int)cofi_config_int(COFI_VAR_RANK));
 }
 
 /* ---- the table ------------------------------------------------------------------------------ */
 
-static double call_ms(const struct cofi_tri_run *run, int direction)
+static double call_ms(const struct cofi_tm_run *run, int direction)
 {
-    const double *times = cofi_tri_run_at(run, run->times);
+    const double *times = cofi_tm_run_at(run, run->times);
     double seconds = 0;
     for (int r = 0; r < run->n_ranks; r++)
         seconds = times[2 * r + direction] > seconds ? times[2 * r + direction] : seconds;
@@ -157,16 +157,16 @@ static double call_ms(const struct cofi_tri_run *run, int direction)
 }
 
 /* out, dx, and the worst of the gradients. */
-static bool print_table(const struct cofi_tri_options *o, const struct cofi_tri_run *run,
-                        const struct cofi_tri_verdict verdicts[COFI_TRI_E_N])
+static bool print_table(const struct cofi_tm_options *o, const struct cofi_tm_run *run,
+                        const struct cofi_tm_verdict verdicts[COFI_TM_E_N])
 {
-    struct cofi_tri_verdict grads = {0};
-    for (int e = COFI_TRI_E_GRADS; e < COFI_TRI_E_N; e++) {
+    struct cofi_tm_verdict grads = {0};
+    for (int e = COFI_TM_E_GRADS; e < COFI_TM_E_N; e++) {
         grads.n_far += verdicts[e].n_far;
         if (verdicts[e].rel_rmse > grads.rel_rmse)
             grads.rel_rmse = verdicts[e].rel_rmse;
     }
-    const struct cofi_tri_verdict shown[] = {verdicts[COFI_TRI_E_OUT], verdicts[COFI_TRI_E_DX],
+    const struct cofi_tm_verdict shown[] = {verdicts[COFI_TM_E_OUT], verdicts[COFI_TM_E_DX],
                                              grads};
     static const char *const names[] = {"out", "dx", "gradients"};
     int n_shown = !o->compare ? 0 : o->backward ? 3 : 1;
@@ -184,20 +184,20 @@ static bool print_table(const struct cofi_tri_options *o, const struct cofi_tri_
         ok &= shown[i].n_far == 0;
     }
     printf("\n");
-    for (int e = 0; e < COFI_TRI_E_N && !ok; e++)
+    for (int e = 0; e < COFI_TM_E_N && !ok; e++)
         if (verdicts[e].n_far)
             printf("%s: %lld of %lld values are too far from fp64\n",
-                   e == COFI_TRI_E_OUT  ? "out"
-                   : e == COFI_TRI_E_DX ? "dx"
-                                        : cofi_tri_weights[e - COFI_TRI_E_GRADS].name,
+                   e == COFI_TM_E_OUT  ? "out"
+                   : e == COFI_TM_E_DX ? "dx"
+                                        : cofi_tm_weights[e - COFI_TM_E_GRADS].name,
                    (long long)verdicts[e].n_far, (long long)verdicts[e].n);
     return ok;
 }
 
-static int run_and_report(const struct cofi_tri_options *o, struct cofi_tri_run *run, int shared_fd,
+static int run_and_report(const struct cofi_tm_options *o, struct cofi_tm_run *run, int shared_fd,
                           int argc, char **argv)
 {
-    struct cofi_tri_verdict verdicts[COFI_TRI_E_N] = {{0}};
+    struct cofi_tm_verdict verdicts[COFI_TM_E_N] = {{0}};
     int code = cofi_ranks_run(&(struct cofi_ranks_spec){
         .n_ranks = run->n_ranks, .options = world_options(run), .body = rank_body, .arg = run,
         .shared_fd = shared_fd, .argc = argc, .argv = argv});
@@ -205,13 +205,13 @@ static int run_and_report(const struct cofi_tri_options *o, struct cofi_tri_run 
         return code;
     if (o->compare) {
         cofi_cli_busy("computing the reference");
-        bool ok = cofi_tri_tool_compare(run, verdicts);
+        bool ok = cofi_tm_tool_compare(run, verdicts);
         cofi_cli_idle();
         if (!ok)
             return COFI_EXIT_RANK;
     }
     bool passed = print_table(o, run, verdicts);
-    if (o->output && !cofi_tri_tool_save(o, run))
+    if (o->output && !cofi_tm_tool_save(o, run))
         return COFI_EXIT_RANK;
     return passed ? COFI_EXIT_OK : COFI_EXIT_CHECK;
 }
@@ -222,19 +222,19 @@ static int command(int argc, char **argv)
 {
     if (cofi_job_is_rank())
         return run_as_process();
-    static char names[COFI_TRI_INPUTS][16] = {"x", "mask", "residual", "dout"};
-    struct cofi_tri_options o = {.c.direction = -1, .order = -1, .n_ranks = 4, .repeat = 3,
+    static char names[COFI_TM_INPUTS][16] = {"x", "mask", "residual", "dout"};
+    struct cofi_tm_options o = {.c.direction = -1, .order = -1, .n_ranks = 4, .repeat = 3,
                                  .seed = 1};
-    struct cofi_tri_run *run = NULL;
+    struct cofi_tm_run *run = NULL;
     int code, shared_fd = -1;
-    for (int i = 0; i < COFI_TRI_INPUTS; i++)
+    for (int i = 0; i < COFI_TM_INPUTS; i++)
         o.names[i] = names[i];
     if (!cofi_option_read_command(argc, argv, usage, options, take_call, &o, &code))
         return code;
     code = check_options(&o);
     if (code != COFI_EXIT_OK)
         return code;
-    if (!cofi_tri_tool_load(&o, &run, &shared_fd))
+    if (!cofi_tm_tool_load(&o, &run, &shared_fd))
         return COFI_EXIT_USAGE;
     return run_and_report(&o, run, shared_fd, argc, argv);
 }

@@ -10,7 +10,7 @@
 #include "ops/trimul/trimul_tool.h"
 
 static void judge(const void *ours, cof_dtype dtype, const double *ref, int64_t n, double tolerance,
-                  struct cofi_tri_verdict *verdict)
+                  struct cofi_tm_verdict *verdict)
 {
     double max_ref = 0, err2 = 0, ref2 = 0;
     for (int64_t i = 0; i < n; i++)
@@ -29,45 +29,45 @@ static void judge(const void *ours, cof_dtype dtype, const double *ref, int64_t 
     verdict->rel_rmse = ref2 > 0 ? sqrt(err2 / ref2) : 0;
 }
 
-static void compare_grads(const struct cofi_tri_run *run, const struct cofi_tri_data *data,
-                          double tolerance, struct cofi_tri_verdict *verdicts)
+static void compare_grads(const struct cofi_tm_run *run, const struct cofi_tm_data *data,
+                          double tolerance, struct cofi_tm_verdict *verdicts)
 {
-    const struct cofi_tri_problem *p = &data->problem[0];
-    const float *ours = cofi_tri_run_at(run, run->grads);
+    const struct cofi_tm_problem *p = &data->problem[0];
+    const float *ours = cofi_tm_run_at(run, run->grads);
     for (int64_t b = 1; b < run->c.b; b++)
         for (int64_t i = 0; i < data->grad_elements; i++)
             p->grads[i] += p->grads[b * data->grad_elements + i];
     for (int w = 0; w < COFI_TRI_WEIGHTS; w++)
         judge(ours + data->grad_at[w], COF_F32, p->grads + data->grad_at[w],
-              cofi_tri_weight_elements(w, run->c.d, run->c.h), tolerance,
-              &verdicts[COFI_TRI_E_GRADS + w]);
+              cofi_tm_weight_elements(w, run->c.d, run->c.h), tolerance,
+              &verdicts[COFI_TM_E_GRADS + w]);
 }
 
-bool cofi_tri_tool_compare(const struct cofi_tri_run *run,
-                           struct cofi_tri_verdict verdicts_out[COFI_TRI_E_N])
+bool cofi_tm_tool_compare(const struct cofi_tm_run *run,
+                           struct cofi_tm_verdict verdicts_out[COFI_TM_E_N])
 {
-    struct cofi_tri_data data;
-    cofi_tri_run_data(run, &data);
-    struct cofi_tri_problem *p = &data.problem[0];
+    struct cofi_tm_data data;
+    cofi_tm_run_data(run, &data);
+    struct cofi_tm_problem *p = &data.problem[0];
     int64_t n = run->c.b * p->n * p->n * run->c.d;
     bool backward = !run->c.forward_only;
     double tolerance = run->c.dtype == 2 ? 1e-5 : 1e-2;
-    int64_t n_all = n * (backward ? 2 : 1) + run->c.b * COFI_TRI_E_N +
+    int64_t n_all = n * (backward ? 2 : 1) + run->c.b * COFI_TM_E_N +
                     (backward ? run->c.b * data.grad_elements : 0);
     double *memory = malloc((size_t)n_all * sizeof *memory);
     cof_status status = memory ? COF_OK : COF_FAIL(COF_ERR_NOMEM, "the reference");
     p->out = memory;
     p->maxima = memory + n;
-    p->dx = p->maxima + run->c.b * COFI_TRI_E_N;
+    p->dx = p->maxima + run->c.b * COFI_TM_E_N;
     p->grads = p->dx + n;
     for (int64_t b = 0; b < run->c.b && status == COF_OK; b++)
-        status = cofi_tri_data_reference(&data, p, b);
+        status = cofi_tm_data_reference(&data, p, b);
     if (status == COF_OK) {
-        judge(cofi_tri_run_at(run, run->out), cofi_tri_dtype(&run->c), p->out, n, tolerance,
-              &verdicts_out[COFI_TRI_E_OUT]);
+        judge(cofi_tm_run_at(run, run->out), cofi_tm_dtype(&run->c), p->out, n, tolerance,
+              &verdicts_out[COFI_TM_E_OUT]);
         if (backward) {
-            judge(cofi_tri_run_at(run, run->dx), cofi_tri_dtype(&run->c), p->dx, n, tolerance,
-                  &verdicts_out[COFI_TRI_E_DX]);
+            judge(cofi_tm_run_at(run, run->dx), cofi_tm_dtype(&run->c), p->dx, n, tolerance,
+                  &verdicts_out[COFI_TM_E_DX]);
             compare_grads(run, &data, tolerance, verdicts_out);
         }
     } else {

@@ -12,7 +12,7 @@
 #include "tools/run_op.h"
 #include "tools/tensor_files.h"
 
-const char *const cofi_tri_input_names[COFI_TRI_INPUTS] = {"x", "mask", "residual", "dout"};
+const char *const cofi_tm_input_names[COFI_TM_INPUTS] = {"x", "mask", "residual", "dout"};
 
 static const char *const directions = "outgoing|incoming";
 static const char *const orders = "stacked|interleaved";
@@ -21,22 +21,22 @@ enum { MAX_OUTPUTS = 3 + COFI_TRI_WEIGHTS };
 /* What the files hold; NULL: not there, or not wanted. */
 struct found {
     struct cofi_st_file input, weights;
-    const struct cofi_st_tensor *in[COFI_TRI_INPUTS], *weight[COFI_TRI_WEIGHTS];
+    const struct cofi_st_tensor *in[COFI_TM_INPUTS], *weight[COFI_TRI_WEIGHTS];
     int order;
 };
 
-void cofi_tri_run_data(const struct cofi_tri_run *run, struct cofi_tri_data *data)
+void cofi_tm_run_data(const struct cofi_tm_run *run, struct cofi_tm_data *data)
 {
-    *data = (struct cofi_tri_data){.c = &run->c, .n_problems = 1};
-    struct cofi_tri_problem *p = &data->problem[0];
-    cofi_tri_data_lay_grads(data);
+    *data = (struct cofi_tm_data){.c = &run->c, .n_problems = 1};
+    struct cofi_tm_problem *p = &data->problem[0];
+    cofi_tm_data_lay_grads(data);
     p->n = run->c.n.at[0];
-    p->x = cofi_tri_run_at(run, run->in[COFI_TRI_IN_X]);
-    p->mask = cofi_tri_run_at(run, run->in[COFI_TRI_IN_MASK]);
-    p->residual = cofi_tri_run_at(run, run->in[COFI_TRI_IN_RESIDUAL]);
-    p->dout = cofi_tri_run_at(run, run->in[COFI_TRI_IN_DOUT]);
+    p->x = cofi_tm_run_at(run, run->in[COFI_TM_IN_X]);
+    p->mask = cofi_tm_run_at(run, run->in[COFI_TM_IN_MASK]);
+    p->residual = cofi_tm_run_at(run, run->in[COFI_TM_IN_RESIDUAL]);
+    p->dout = cofi_tm_run_at(run, run->in[COFI_TM_IN_DOUT]);
     for (int w = 0; w < COFI_TRI_WEIGHTS; w++)
-        data->weight[w] = cofi_tri_run_at(run, run->weight[w]);
+        data->weight[w] = cofi_tm_run_at(run, run->weight[w]);
 }
 
 /* ---- parameters ----------------------------------------------------------------------------- */
@@ -49,7 +49,7 @@ static bool read_eps(const struct cofi_st_file *file, const char *key, double *e
     return *eps > 0 || !text || cofi_cli_double(name, text, 1e-37, 1e37, eps);
 }
 
-static bool read_metadata(const struct cofi_tri_options *o, struct found *f, struct cofi_tri_run *run)
+static bool read_metadata(const struct cofi_tm_options *o, struct found *f, struct cofi_tm_run *run)
 {
     return cofi_run_is_of(&f->input, "trimul") && cofi_run_is_of(&f->weights, "trimul") &&
            cofi_tensors_choice(&f->input, "direction", directions, o->c.direction,
@@ -83,7 +83,7 @@ static bool has_dtype(const struct cofi_st_tensor *t, const struct cofi_st_tenso
 }
 
 /* B, N, D and the type from x. */
-static bool take_x(const struct cofi_st_tensor *x, struct cofi_tri_case *c)
+static bool take_x(const struct cofi_st_tensor *x, struct cofi_tm_case *c)
 {
     static const cof_dtype dtypes[] = {{COF_DTYPE_CODE_BFLOAT, 16, 1},
                                        {COF_DTYPE_CODE_FLOAT, 16, 1},
@@ -109,45 +109,45 @@ static bool take_x(const struct cofi_st_tensor *x, struct cofi_tri_case *c)
     return true;
 }
 
-static bool find_inputs(const struct cofi_tri_options *o, struct found *f, struct cofi_tri_run *run)
+static bool find_inputs(const struct cofi_tm_options *o, struct found *f, struct cofi_tm_run *run)
 {
-    struct cofi_tri_case *c = &run->c;
-    const struct cofi_st_tensor *x = cofi_run_find(&f->input, o->names[COFI_TRI_IN_X], "x");
+    struct cofi_tm_case *c = &run->c;
+    const struct cofi_st_tensor *x = cofi_run_find(&f->input, o->names[COFI_TM_IN_X], "x");
     if (!x || !take_x(x, c))
         return false;
-    f->in[COFI_TRI_IN_X] = x;
-    for (int i = COFI_TRI_IN_MASK; i < COFI_TRI_INPUTS; i++) {
+    f->in[COFI_TM_IN_X] = x;
+    for (int i = COFI_TM_IN_MASK; i < COFI_TM_INPUTS; i++) {
         const struct cofi_st_tensor *t = cofi_st_find(&f->input, o->names[i]);
-        bool is_mask = i == COFI_TRI_IN_MASK;
-        if (!t || (i == COFI_TRI_IN_DOUT && !o->backward))
+        bool is_mask = i == COFI_TM_IN_MASK;
+        if (!t || (i == COFI_TM_IN_DOUT && !o->backward))
             continue;
         if (!has_shape(t, x->shape, is_mask ? 3 : 4, is_mask ? "[B, N, N]" : "[B, N, N, D]") ||
             !has_dtype(t, x, is_mask))
             return false;
         f->in[i] = t;
     }
-    const struct cofi_st_tensor *mask = f->in[COFI_TRI_IN_MASK];
-    c->mask = mask ? COFI_TRI_REAL : COFI_TRI_NO_MASK;
+    const struct cofi_st_tensor *mask = f->in[COFI_TM_IN_MASK];
+    c->mask = mask ? COFI_TM_REAL : COFI_TM_NO_MASK;
     c->mask_dtype = mask && !cofi_dtype_equal(mask->dtype, x->dtype);
-    c->residual = f->in[COFI_TRI_IN_RESIDUAL] ? COFI_TRI_OWN : COFI_TRI_NO_RESIDUAL;
-    run->new_dout = o->backward && !f->in[COFI_TRI_IN_DOUT];
+    c->residual = f->in[COFI_TM_IN_RESIDUAL] ? COFI_TM_OWN : COFI_TM_NO_RESIDUAL;
+    run->new_dout = o->backward && !f->in[COFI_TM_IN_DOUT];
     return true;
 }
 
 /* One weight's shape, and its type: that of x, for norms also fp32, the same one for all of them. */
 static bool check_weight(const struct found *f, int which, const struct cofi_st_tensor **first_norm,
-                         struct cofi_tri_case *c)
+                         struct cofi_tm_case *c)
 {
     static const char *const letters[][2] = {
         {"[D]", "[D, D]"}, {"[H]", "[D, H]"}, {"[2H]", "[2H, D]"}};
-    const struct cofi_tri_weight_info *info = &cofi_tri_weights[which];
-    const struct cofi_st_tensor *t = f->weight[which], *x = f->in[COFI_TRI_IN_X];
+    const struct cofi_tm_weight_info *info = &cofi_tm_weights[which];
+    const struct cofi_st_tensor *t = f->weight[which], *x = f->in[COFI_TM_IN_X];
     int64_t shape[2];
-    int ndim = cofi_tri_weight_shape(which, c->d, c->h, shape);
+    int ndim = cofi_tm_weight_shape(which, c->d, c->h, shape);
     int row = info->n_out == '2' ? 2 : info->n_in == 'H' || info->n_out == 'H';
     if (!has_shape(t, shape, ndim, letters[row][ndim - 1]))
         return false;
-    if (!info->is_norm)
+    if (!cofi_tri_is_norm(which))
         return has_dtype(t, x, false);
     if (*first_norm)
         return has_dtype(t, *first_norm, false);
@@ -157,15 +157,15 @@ static bool check_weight(const struct found *f, int which, const struct cofi_st_
 }
 
 /* H from p_out. */
-static bool find_weights(struct found *f, struct cofi_tri_run *run)
+static bool find_weights(struct found *f, struct cofi_tm_run *run)
 {
-    struct cofi_tri_case *c = &run->c;
+    struct cofi_tm_case *c = &run->c;
     const struct cofi_st_tensor *first_norm = NULL;
     for (int w = 0; w < COFI_TRI_WEIGHTS; w++) {
-        const char *name = cofi_tri_weights[w].name;
-        f->weight[w] = cofi_tri_weights[w].is_required ? cofi_run_find(&f->weights, name, name)
+        const char *name = cofi_tm_weights[w].name;
+        f->weight[w] = cofi_tm_weights[w].is_required ? cofi_run_find(&f->weights, name, name)
                                                        : cofi_st_find(&f->weights, name);
-        if (!f->weight[w] && cofi_tri_weights[w].is_required)
+        if (!f->weight[w] && cofi_tm_weights[w].is_required)
             return false;
     }
     const struct cofi_st_tensor *p_out = f->weight[COFI_TRI_P_OUT];
@@ -183,23 +183,23 @@ static bool find_weights(struct found *f, struct cofi_tri_run *run)
 
 /* ---- memory --------------------------------------------------------------------------------- */
 
-static bool add_bytes(struct cofi_tri_run *run, size_t bytes, size_t *offset_out)
+static bool add_bytes(struct cofi_tm_run *run, size_t bytes, size_t *offset_out)
 {
     *offset_out = run->bytes;
     return !__builtin_add_overflow(run->bytes, (bytes + 63) / 64 * 64, &run->bytes) &&
            run->bytes < SIZE_MAX / 4;
 }
 
-static bool lay_out(const struct cofi_tri_options *o, const struct found *f,
-                    struct cofi_tri_run *run)
+static bool lay_out(const struct cofi_tm_options *o, const struct found *f,
+                    struct cofi_tm_run *run)
 {
-    struct cofi_tri_data data = {.c = &run->c};
-    size_t x_bytes = f->in[COFI_TRI_IN_X]->bytes;
-    cofi_tri_data_lay_grads(&data);
+    struct cofi_tm_data data = {.c = &run->c};
+    size_t x_bytes = f->in[COFI_TM_IN_X]->bytes;
+    cofi_tm_data_lay_grads(&data);
     run->bytes = (sizeof *run + 63) / 64 * 64;
     bool ok = add_bytes(run, 2 * sizeof(double) * (size_t)run->n_ranks, &run->times);
-    for (int i = 0; i < COFI_TRI_INPUTS; i++)
-        if (f->in[i] || (i == COFI_TRI_IN_DOUT && run->new_dout))
+    for (int i = 0; i < COFI_TM_INPUTS; i++)
+        if (f->in[i] || (i == COFI_TM_IN_DOUT && run->new_dout))
             ok = ok && add_bytes(run, f->in[i] ? f->in[i]->bytes : x_bytes, &run->in[i]);
     for (int w = 0; w < COFI_TRI_WEIGHTS; w++)
         if (f->weight[w])
@@ -214,38 +214,38 @@ static bool lay_out(const struct cofi_tri_options *o, const struct found *f,
 }
 
 /* The tensors that the run writes. */
-static int describe_outputs(const struct cofi_tri_run *run, struct cofi_st_tensor t[MAX_OUTPUTS])
+static int describe_outputs(const struct cofi_tm_run *run, struct cofi_st_tensor t[MAX_OUTPUTS])
 {
-    const struct cofi_tri_case *c = &run->c;
-    struct cofi_tri_data data = {.c = c};
-    const size_t offsets[] = {run->out, run->new_dout ? run->in[COFI_TRI_IN_DOUT] : 0, run->dx};
+    const struct cofi_tm_case *c = &run->c;
+    struct cofi_tm_data data = {.c = c};
+    const size_t offsets[] = {run->out, run->new_dout ? run->in[COFI_TM_IN_DOUT] : 0, run->dx};
     static const char *const names[] = {"out", "dout", "dx"};
-    cof_dtype dtype = cofi_tri_dtype(c);
+    cof_dtype dtype = cofi_tm_dtype(c);
     int64_t pairs = c->n.at[0] * c->n.at[0], elements = c->b * pairs * c->d;
     int n = 0;
-    cofi_tri_data_lay_grads(&data);
+    cofi_tm_data_lay_grads(&data);
     for (int i = 0; i < 3; i++)
         if (offsets[i])
             t[n++] = (struct cofi_st_tensor){
                 .name = names[i], .dtype = dtype, .ndim = 4,
                 .shape = {c->b, c->n.at[0], c->n.at[0], c->d},
                 .bytes = (size_t)(elements * cofi_dtype_bytes(dtype)),
-                .data = cofi_tri_run_at(run, offsets[i])};
+                .data = cofi_tm_run_at(run, offsets[i])};
     for (int w = 0; w < COFI_TRI_WEIGHTS && run->grads; w++) {
         if (!run->weight[w])
             continue;
         t[n] = (struct cofi_st_tensor){
-            .name = cofi_tri_weights[w].name, .dtype = COF_F32,
-            .bytes = (size_t)cofi_tri_weight_elements(w, c->d, c->h) * sizeof(float),
-            .data = (float *)cofi_tri_run_at(run, run->grads) + data.grad_at[w]};
-        t[n].ndim = cofi_tri_weight_shape(w, c->d, c->h, t[n].shape);
+            .name = cofi_tm_weights[w].name, .dtype = COF_F32,
+            .bytes = (size_t)cofi_tm_weight_elements(w, c->d, c->h) * sizeof(float),
+            .data = (float *)cofi_tm_run_at(run, run->grads) + data.grad_at[w]};
+        t[n].ndim = cofi_tm_weight_shape(w, c->d, c->h, t[n].shape);
         n++;
     }
     return n;
 }
 
 /* Whether what -o names will be made, in a dtype that its file can have. */
-static bool check_outputs(const struct cofi_tri_options *o, const struct cofi_tri_run *run)
+static bool check_outputs(const struct cofi_tm_options *o, const struct cofi_tm_run *run)
 {
     struct cofi_st_tensor tensors[MAX_OUTPUTS];
     char error[COFI_SAFETENSORS_ERROR_BYTES];
@@ -268,7 +268,7 @@ static bool read_tensor(const struct cofi_st_tensor *t, void *dst)
 }
 
 /* Rows of p_in and g_in in the order of the operator. */
-static bool read_rows(const struct cofi_tri_options *o, const struct found *f, int which, void *dst)
+static bool read_rows(const struct cofi_tm_options *o, const struct found *f, int which, void *dst)
 {
     const struct cofi_st_tensor *t = f->weight[which];
     cof_shape shape = {.dim = {t->shape[0], t->ndim == 2 ? t->shape[1] : 0}};
@@ -288,31 +288,31 @@ static bool read_rows(const struct cofi_tri_options *o, const struct found *f, i
     return ok;
 }
 
-static bool read_all(const struct cofi_tri_options *o, const struct found *f,
-                     struct cofi_tri_run *run)
+static bool read_all(const struct cofi_tm_options *o, const struct found *f,
+                     struct cofi_tm_run *run)
 {
-    cof_dtype dtype = cofi_tri_dtype(&run->c);
-    size_t x_bytes = f->in[COFI_TRI_IN_X]->bytes;
-    for (int i = 0; i < COFI_TRI_INPUTS; i++)
-        if (f->in[i] && !read_tensor(f->in[i], cofi_tri_run_at(run, run->in[i])))
+    cof_dtype dtype = cofi_tm_dtype(&run->c);
+    size_t x_bytes = f->in[COFI_TM_IN_X]->bytes;
+    for (int i = 0; i < COFI_TM_INPUTS; i++)
+        if (f->in[i] && !read_tensor(f->in[i], cofi_tm_run_at(run, run->in[i])))
             return false;
     for (int w = 0; w < COFI_TRI_WEIGHTS; w++) {
-        void *dst = cofi_tri_run_at(run, run->weight[w]);
-        if (dst && !(cofi_tri_weights[w].n_out == '2' ? read_rows(o, f, w, dst)
+        void *dst = cofi_tm_run_at(run, run->weight[w]);
+        if (dst && !(cofi_tm_weights[w].n_out == '2' ? read_rows(o, f, w, dst)
                                                       : read_tensor(f->weight[w], dst)))
             return false;
     }
     for (int64_t i = 0; run->new_dout && i < (int64_t)x_bytes / cofi_dtype_bytes(dtype); i++)
-        cofi_check_store(cofi_tri_run_at(run, run->in[COFI_TRI_IN_DOUT]), dtype, i,
-                         cofi_check_normal((uint64_t)o->seed, COFI_TRI_IN_DOUT, (uint64_t)i));
-    memset(cofi_tri_run_at(run, run->out), 0xff, x_bytes); /* what no rank stores stays NaN */
+        cofi_check_store(cofi_tm_run_at(run, run->in[COFI_TM_IN_DOUT]), dtype, i,
+                         cofi_check_normal((uint64_t)o->seed, COFI_TM_IN_DOUT, (uint64_t)i));
+    memset(cofi_tm_run_at(run, run->out), 0xff, x_bytes); /* what no rank stores stays NaN */
     if (run->dx)
-        memset(cofi_tri_run_at(run, run->dx), 0xff, x_bytes);
+        memset(cofi_tm_run_at(run, run->dx), 0xff, x_bytes);
     return true;
 }
 
 /* EXPLICIT offsets are as many as there are parts; anything else the plan sees. */
-static bool check_grid(const struct cofi_tri_options *o, struct cofi_tri_case *c)
+static bool check_grid(const struct cofi_tm_options *o, struct cofi_tm_case *c)
 {
     if (!c->grid.n)
         c->grid = (struct cofi_ints){2, {o->n_ranks, 1}};
@@ -325,10 +325,10 @@ static bool check_grid(const struct cofi_tri_options *o, struct cofi_tri_case *c
     return false;
 }
 
-static bool load(const struct cofi_tri_options *o, struct found *f, struct cofi_tri_run **run_out,
+static bool load(const struct cofi_tm_options *o, struct found *f, struct cofi_tm_run **run_out,
                  int *fd_out)
 {
-    struct cofi_tri_run layout = {.c = o->c, .engine = o->engine, .n_ranks = (int)o->n_ranks,
+    struct cofi_tm_run layout = {.c = o->c, .engine = o->engine, .n_ranks = (int)o->n_ranks,
                                   .n_threads = (int)o->n_threads, .repeat = (int)o->repeat};
     layout.c.forward_only = !o->backward;
     layout.c.reduce = o->backward;
@@ -345,15 +345,15 @@ static bool load(const struct cofi_tri_options *o, struct found *f, struct cofi_
     return read_all(o, f, *run_out);
 }
 
-bool cofi_tri_tool_load(const struct cofi_tri_options *o, struct cofi_tri_run **run_out,
+bool cofi_tm_tool_load(const struct cofi_tm_options *o, struct cofi_tm_run **run_out,
                         int *fd_out)
 {
     struct found f = {0};
     char error[COFI_SAFETENSORS_ERROR_BYTES];
     char *names[COFI_TRI_WEIGHTS];
     for (int w = 0; w < COFI_TRI_WEIGHTS; w++)
-        names[w] = (char *)(uintptr_t)cofi_tri_weights[w].name;
-    if (!cofi_tensors_open(o->input, o->names, COFI_TRI_INPUTS, &f.input, error)) {
+        names[w] = (char *)(uintptr_t)cofi_tm_weights[w].name;
+    if (!cofi_tensors_open(o->input, o->names, COFI_TM_INPUTS, &f.input, error)) {
         cofi_cli_error("%s", error);
         return false;
     }
@@ -370,7 +370,7 @@ bool cofi_tri_tool_load(const struct cofi_tri_options *o, struct cofi_tri_run **
 
 /* ---- writing -------------------------------------------------------------------------------- */
 
-bool cofi_tri_tool_save(const struct cofi_tri_options *o, struct cofi_tri_run *run)
+bool cofi_tm_tool_save(const struct cofi_tm_options *o, struct cofi_tm_run *run)
 {
     char direction[32], eps_in[32], eps_out[32], seed[32];
     const double default_eps = 1e-5;
