@@ -24,10 +24,21 @@ struct trimul_bench {
     char *memory; /* of the weights */
 };
 
+/* "dtype", "f32", or the dtype of the case by its name. */
+static cof_status read_mix(const char *key, int dtype, int *mix)
+{
+    COF_FAIL_IF(*mix > 1 && *mix - 2 != dtype, COF_ERR_INVALID,
+                "%s: wanted dtype, f32 or the dtype of the case", key);
+    *mix = *mix == 1 && dtype != 2;
+    return COF_OK;
+}
+
 static cof_status read_case(const char *line, struct cofi_tm_case *c)
 {
     *c = (struct cofi_tm_case){.b = 1, .bias = COFI_TM_BIAS_ALL, .mask = COFI_TM_BINARY};
     COF_TRY(cofi_option_read_line(line, cofi_tm_bench_words, c));
+    COF_TRY(read_mix("norm", c->dtype, &c->norm));
+    COF_TRY(read_mix("mask", c->dtype, &c->mask_dtype));
     COF_FAIL_IF(c->n.n != 1, COF_ERR_INVALID, "N: wanted one, N=256");
     COF_FAIL_IF(!c->d, COF_ERR_INVALID, "D is missing");
     COF_FAIL_IF(c->b < 1, COF_ERR_INVALID, "B = 0: wanted at least 1");

@@ -42,9 +42,10 @@ struct cofi_tm_case {
     int64_t b, d, h;
     struct cofi_ints grid, rows, cols; /* grid {0, 0}: the plan's choice; offsets of EXPLICIT */
     int64_t chunk;
-    int dtype, norm, mask_dtype; /* bf16, f16, f32; 1: fp32 */
+    int dtype, norm, mask_dtype; /* bf16, f16, f32; 1: fp32, of bench also 2: bf16, 3: f16 */
     int direction, shard, save, reduce, forward_only; /* as in cof_trimul_params */
     double eps_in, eps_out;                           /* 0: the default */
+    int64_t told; /* of bench: words of a describe line that tell what the plan chose */
     /* of check alone */
     int bias, mask, residual, calls, grads, two_plans, data, layout, delays, epoch;
     int64_t mean; /* of a row of x */
