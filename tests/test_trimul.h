@@ -217,6 +217,8 @@ static inline void test_tri_call(struct test_tri *t, cof_plan *plan, int rank, s
         if (!t->p.params.forward_only)
             CHECK_OK(cof_trimul_backward(plan, &part.args, stream));
     }
+    if (stream.kind != (COF_STREAM_NOW).kind)
+        CHECK_OK(cof_stream_sync(stream));
     test_tri_copy(t, &part.block, t->out, t->p.params.dim, part.out.data, false);
     pthread_mutex_lock(&test_tri_lock);
     if (!t->p.params.forward_only)

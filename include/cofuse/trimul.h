@@ -67,8 +67,8 @@ typedef enum cof_trimul_save { COF_TRIMUL_SAVE_NONE = 0, COF_TRIMUL_SAVE_AB = 1 
 /** Parameters of a plan; the same on all ranks. Zero means default. */
 typedef struct cof_trimul_params {
     size_t size;          /* sizeof(cof_trimul_params) */
-    cof_dtype dtype;      /* COF_BF16, COF_F16 or COF_F32: x, residual, out, dout, dx, projections and
-                             their biases */
+    cof_dtype dtype;      /* COF_BF16, COF_F16 or COF_F32: x, residual, out, dout, dx, projections,
+                             and their biases */
     cof_dtype norm_dtype; /* of norm_in_w, _b, norm_out_w, _b: dtype or COF_F32; all zero: dtype */
     cof_dtype mask_dtype; /* dtype or COF_F32; all zero: dtype */
     cof_trimul_direction direction;

@@ -17,7 +17,8 @@ struct cofi_norm_row {
     const float *gain, *bias;
     float eps;
     int64_t n;
-    float mean, rstd; /* made by norm, read by norm_grad */
+    float mean, shift, rstd; /* made by norm, read by norm_grad; mean + shift is the mean: of rows
+                                far from 0, fp32 has it to their ulp only */
 };
 
 /* value = p + p_bias, gate = g + g_bias; each a scalar for all elements. */
@@ -31,9 +32,9 @@ struct cofi_gate_row {
 struct cofi_gate_ops {
     const char *name; /* "scalar", "avx2", "avx512" */
 
-    /* dst[i] = (x[i] - mean) rstd gain[i] + bias[i]; sets mean and rstd. dst may be x. */
+    /* dst[i] = (x[i] - mean - shift) rstd gain[i] + bias[i]; sets these. dst may be x. */
     void (*norm)(float *dst, struct cofi_norm_row *row);
-    /* dx[i] = rstd (dz[i] - mean(dz) - z[i] mean(dz z)), dz = dy gain, z = (x - mean) rstd;
+    /* dx[i] = rstd (dz[i] - mean(dz) - z[i] mean(dz z)), dz = dy gain, z = (x - mean - shift) rstd;
      * d_gain[i] += dy[i] z[i], d_bias[i] += dy[i], unless NULL (both are). dx may be dy. */
     void (*norm_grad)(float *dx, const float *dy, const struct cofi_norm_row *row, float *d_gain,
                       float *d_bias);

@@ -64,31 +64,37 @@ static float sum(const float *x, int64_t n)
     return sum_lanes(sums[0] + sums[1]);
 }
 
+/* x - mean: subtracted in two steps, of which the first is exact for what is near the mean. */
+INLINE vf centred(const struct cofi_norm_row *row, int64_t i)
+{
+    return (at(row->x, i, row->n) - row->mean) - row->shift;
+}
+
 static void norm(float *dst, struct cofi_norm_row *row)
 {
     const int64_t n = row->n;
-    const float mean = sum(row->x, n) / (float)n;
-    vf squares = {0};
+    vf sums = {0}, squares = {0};
+    row->mean = sum(row->x, n) / (float)n;
+    row->shift = 0;
+    for (int64_t i = 0; i < n; i += W)
+        sums += cut_at(centred(row, i), i, n);
+    row->shift = sum_lanes(sums) / (float)n;
     for (int64_t i = 0; i < n; i += W) {
-        vf d = cut_at(at(row->x, i, n) - mean, i, n);
+        vf d = cut_at(centred(row, i), i, n);
         squares += d * d;
     }
-    const float rstd = 1 / __builtin_sqrtf(sum_lanes(squares) / (float)n + row->eps);
+    row->rstd = 1 / __builtin_sqrtf(sum_lanes(squares) / (float)n + row->eps);
     for (int64_t i = 0; i < n; i += W)
-        put(dst, i, n,
-            (at(row->x, i, n) - mean) * rstd * at(row->gain, i, n) + at(row->bias, i, n));
-    row->mean = mean;
-    row->rstd = rstd;
+        put(dst, i, n, centred(row, i) * row->rstd * at(row->gain, i, n) + at(row->bias, i, n));
 }
 
 static void norm_grad(float *dx, const float *dy, const struct cofi_norm_row *row, float *d_gain,
                       float *d_bias)
 {
     const int64_t n = row->n;
-    const float mean = row->mean, rstd = row->rstd;
     vf sums = {0}, sums_z = {0};
     for (int64_t i = 0; i < n; i += W) {
-        vf y = at(dy, i, n), z = (at(row->x, i, n) - mean) * rstd;
+        vf y = at(dy, i, n), z = centred(row, i) * row->rstd;
         vf dz = y * at(row->gain, i, n);
         sums += dz;
         sums_z += cut_at(dz * z, i, n);
@@ -99,9 +105,8 @@ static void norm_grad(float *dx, const float *dy, const struct cofi_norm_row *ro
     }
     const float dz_mean = sum_lanes(sums) / (float)n, dzz_mean = sum_lanes(sums_z) / (float)n;
     for (int64_t i = 0; i < n; i += W) {
-        vf z = (at(row->x, i, n) - mean) * rstd;
-        vf dz = at(dy, i, n) * at(row->gain, i, n);
-        put(dx, i, n, rstd * (dz - dz_mean - z * dzz_mean));
+        vf z = centred(row, i) * row->rstd, dz = at(dy, i, n) * at(row->gain, i, n);
+        put(dx, i, n, row->rstd * (dz - dz_mean - z * dzz_mean));
     }
 }
 

@@ -1,9 +1,9 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
 /* trimul on CPUs: what its files share. trimul_cpu.c has the calls and their protocol, _cpu_plan.c
- * sizes and memory, _cpu_weights.c the weights, _cpu_ports.c where exchanged values go, _cpu_tiles.c
- * what both sides of the token work share, _cpu_front.c steps 1 to 5, _cpu_contract.c step 6,
- * _cpu_back.c steps 7 and 8, each with its backward, _cpu_grads.c the gradients of weights.
+ * sizes and memory, _cpu_weights.c the weights, _cpu_ports.c where exchanged values go,
+ * _cpu_tiles.c what both sides of the token work share, _cpu_front.c steps 1 to 5, _cpu_contract.c
+ * step 6, _cpu_back.c steps 7 and 8, each with its backward, _cpu_grads.c the gradients of weights.
  *
  * Bits. Products are of fixed sizes, with operands that begin at multiples of their tiles in global
  * indices; what of a tile is another rank's, or past the end, is computed all the same, of zeros or
