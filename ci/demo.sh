@@ -19,6 +19,14 @@ echo "allreduce_rmsnorm: the output of the same layer's attention, from 4 ranks 
 build/cofuse run allreduce_rmsnorm -i samples/minilm_partials.safetensors --compare |
     sed '/^plan /d' || failed=1
 
+for direction in outgoing incoming; do
+    echo
+    echo "trimul of pair features of a protein, 103 residues, $direction edges, blocks of 2x2 ranks:"
+    build/cofuse run trimul -i samples/cytochrome_c_pair.safetensors \
+        --weights samples/cytochrome_c_weights.safetensors --grid 2x2 --direction "$direction" \
+        --backward --compare | sed '/^plan /d' || failed=1
+done
+
 [ $failed -eq 0 ] || {
     echo "demo: a run failed" >&2
     exit 1

@@ -29,6 +29,7 @@
 #include "status.h"
 #include "stream.h"
 #include "tensor.h"
+#include "trimul.h"
 #include "version.h"
 #include "world.h"
 

@@ -24,6 +24,13 @@
     X(ARN_SUM_WAIT, "a rank takes sums of a share without waiting for the rank that makes them")   \
     X(ARN_ACK_WAIT, "a call on rows in the arena ends without waiting for their readers")          \
     X(ARN_HALF, "rows are always published in the same half of the buffer")                        \
+    X(TRI_AB_WAIT, "a chunk is contracted without waiting until its features are projected")       \
+    X(TRI_TRI_WAIT, "a rank reads triangles without waiting until they are summed")                \
+    X(TRI_DTRI_WAIT, "gradients of triangles are read without waiting for the ranks that send")    \
+    X(TRI_DAB_WAIT, "gradients of features are read without waiting for their owners")             \
+    X(TRI_PARTS_WAIT, "gradients of weights are summed without waiting for the other ranks")       \
+    X(TRI_SUMS_WAIT, "sums of weights' gradients are read without waiting for them")               \
+    X(TRI_HASH_WAIT, "hashes of weights are compared without waiting for them")                    \
     X(DIGEST, "a word of another call is taken for one of this call")                             \
     X(COOKIE, "attached blocks are not looked at")                                                 \
     X(EPOCH_RESET, "words are not reset where the epoch comes round")                              \

@@ -14,7 +14,7 @@ extern const char cofi_bench_shapes_attention[], cofi_bench_shapes_attention_cud
     cofi_bench_shapes_grad_return[],
     cofi_bench_shapes_runtime[], cofi_bench_shapes_runtime_cuda[],
     cofi_bench_shapes_allreduce_rmsnorm[], cofi_bench_shapes_allreduce_rmsnorm_cuda[],
-    cofi_bench_shapes_grad_return_cuda[];
+    cofi_bench_shapes_grad_return_cuda[], cofi_bench_shapes_trimul[];
 
 /* Calls fn(arg, key, value) for the words of a case's line, the operator's name and words of the
  * harness (name, set) left out; so are those with which a describe line tells what a plan was given

@@ -11,6 +11,7 @@
 #endif
 
 #include "backend/cpu/vec_exact.h"
+#include "backend/cpu/vec_gate.h"
 #include "core/config.h"
 
 static const char *const isa_names[] = {"scalar", "avx2", "avx512", "avx512_bf16"};
@@ -120,4 +121,17 @@ const struct cofi_exact_ops *cofi_exact(void)
     }
 #endif
     return &cofi_exact_scalar;
+}
+
+const struct cofi_gate_ops *cofi_gate(void)
+{
+#if defined(__x86_64__)
+    switch (cofi_isa()) {
+    case COFI_ISA_AVX512_BF16:
+    case COFI_ISA_AVX512: return &cofi_gate_avx512;
+    case COFI_ISA_AVX2: return &cofi_gate_avx2;
+    case COFI_ISA_SCALAR: break;
+    }
+#endif
+    return &cofi_gate_scalar;
 }
