@@ -122,6 +122,7 @@ static cof_status run_rank(struct rank_work *w)
         double seconds = (double)(cofi_now() - begin) * 1e-9;
         *best = i <= 0 || seconds < *best ? seconds : *best;
     }
+    COF_TRY(cof_team_barrier(team)); /* nobody leaves while another one asks the team */
     for (int is_v = 0; is_v < 2; is_v++) {
         COF_TRY(cofi_check_memory_download(&w->out[is_v]));
         copy_rows(w, w->rank, is_v, w->out[is_v].host, (char *)run + run->out[is_v], false);
