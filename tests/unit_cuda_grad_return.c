@@ -1,9 +1,9 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* grad_return on CUDA devices where a rank is killed, passes other writers, or never comes: an error
- * by the deadline on whoever is left, outputs NaN, and a device that can be used again. And what is
- * refused with the caller's memory. Ranks are processes, made by exec: this program once more.
- * Skipped where no device is. */
+/* grad_return on CUDA devices where a rank is killed, passes other writers, or never comes: an
+ * error by the deadline on whoever is left, outputs NaN, and a device that can be used again. And
+ * what is refused with the caller's memory. Ranks are processes, made by exec: this program once
+ * more. Skipped where no device is. */
 #define _GNU_SOURCE
 #include "test_grad_return.h"
 

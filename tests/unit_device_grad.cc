@@ -34,7 +34,7 @@ struct grad_plan {
     std::vector<struct cofd_binding> bindings;
     std::vector<pthread_barrier_t> kernel_end;
     std::vector<std::atomic<bool>> has_failed;
-    std::vector<std::vector<uint64_t>> acc; /* by rank: [lane][piece][PIECE], order and sum in one */
+    std::vector<std::vector<uint64_t>> acc; /* by rank: [lane][piece][PIECE]; order and sum */
     double seconds = BREAK ? 2 : 20;
 
     grad_plan(model *on, int lanes, bool pull, bool steps)
@@ -325,6 +325,7 @@ static void grains(int n_rows, int n_batch, int n_heads, int dim_k, int dim_v, i
                                            cofi_gr_shape_make(n_batch, n_heads, dim_v, grain)};
     const uint32_t n = uint32_t(n_rows) * (shape[0].row.by + shape[1].row.by);
     const struct cofi_gr_cut cut = cofi_gr_cut_make(n + 700, lanes); /* another owner has more */
+    CHECK(uint64_t(cut.n_lanes) * cut.n_pieces * cut.piece >= n + 700, "%u grains", n);
     std::vector<int> seen(n);
     uint32_t g = 0;
     int n_bad = 0;
@@ -350,6 +351,24 @@ static void grains(int n_rows, int n_batch, int n_heads, int dim_k, int dim_v, i
     CHECK(n_bad == 0 && g == n, "%d of %u grains are elsewhere", n_bad, n);
     CHECK(cut.n_lanes <= uint32_t(lanes) && cut.n_pieces <= COFI_GR_MAX_PIECES, "%u lanes",
           cut.n_lanes);
+}
+
+/* The sizes that matter are cut into whole turns. */
+static void cuts()
+{
+    for (int log = 12; log <= 24; log++) {
+        const struct cofi_gr_cut c = cofi_gr_cut_make(uint64_t(1) << log, 64);
+        CHECK(uint64_t(c.n_lanes) * c.n_pieces * c.piece == uint64_t(1) << log, "2^%d grains", log);
+        CHECK(c.n_pieces == 1 || c.piece % COFI_GR_TURN == 0, "pieces of %u", c.piece);
+    }
+    for (uint64_t n = 1; n < UINT64_C(1) << 31; n = n * 3 / 2 + 1)
+        for (int lanes : {1, 5, 64, 127, 128}) {
+            const struct cofi_gr_cut c = cofi_gr_cut_make(n, lanes);
+            CHECK(uint64_t(c.n_lanes) * c.n_pieces * c.piece >= n && c.n_pieces >= 1 &&
+                      c.n_pieces <= COFI_GR_MAX_PIECES && int(c.n_lanes) <= lanes,
+                  "%llu grains, %u lanes of %u pieces of %u", (unsigned long long)n, c.n_lanes,
+                  c.n_pieces, c.piece);
+        }
 }
 
 static void rows()
@@ -384,6 +403,7 @@ int main()
     writers_differ(3, false);
     writers_differ(2, true);
     divisors();
+    cuts();
     rows();
     grains(0, 1, 1, 8, 8, 4);
     grains(1, 1, 1, 5, 3, 4);

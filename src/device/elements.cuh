@@ -1,6 +1,7 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* Element types of kernels: 32-bit words of one or two elements, to fp32 and back to nearest even. */
+/* Element types of kernels: 32-bit words of one or two elements, to fp32 and back, to nearest
+ * even. */
 #ifndef COFI_ELEMENTS_CUH
 #define COFI_ELEMENTS_CUH
 

@@ -414,7 +414,7 @@ extern "C" __global__ void __launch_bounds__(COFI_GR_THREADS, 1)
 
 /* ---- the caller's epoch words --------------------------------------------------------------- */
 
-extern "C" __global__ void
+extern "C" __global__ void __launch_bounds__(32, 1)
     cofk_grad_return_wait(struct cofd_arena *a, const struct cofd_binding *binding,
                           const uint32_t *word, uint32_t want, int writer,
                           const __grid_constant__ struct cofd_wait_options o)

@@ -19,7 +19,7 @@ struct rank_work {
     cof_stream stream;
     cof_layout layout;
     int n_sections;
-    /* dk, dv, where the rank works: partials by section (one: all rows in global order), and sums */
+    /* dk, dv, where the rank works: partials by section (one: all rows in global order), sums */
     struct cofi_check_memory *in[2], out[2];
 };
 
