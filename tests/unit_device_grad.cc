@@ -1,6 +1,6 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* The way home of gradients on devices (grad_return_lane.h): slots, signals of pieces and acks of
+/* The way home of gradients on devices (grad_return_lane.cuh): slots, signals of pieces and acks of
  * lanes, by push and by pull, in one launch and in several; and the arithmetic of grains. A block
  * is one thread; a barrier of a rank's blocks stands for the end of a kernel. */
 #include <memory>
@@ -21,7 +21,7 @@ static inline uint32_t model_grid_size()
 
 #define cofd_block model_grid_block
 #define cofd_n_blocks model_grid_size
-#include "ops/grad_return/grad_return_lane.h"
+#include "ops/grad_return/grad_return_lane.cuh"
 
 enum { N_PIECES = 3, PIECE = 4 }; /* numbers of a piece */
 
