@@ -66,6 +66,10 @@ words TAG_BEFORE_PAYLOAD
 words ONE_HALF
 grid ONE_HALF
 grid NO_READY_WAIT
+grad STORE_RELAXED
+grad LOAD_RELAXED
+grad NO_READY_WAIT
+grad NO_ACK_WAIT
 END
     wait
 }
@@ -74,4 +78,4 @@ controls | tee "$scratch/lines"
 n_passed=$(grep -c '^ok ' "$scratch/lines")
 n_failed=$(grep -c '^not ok ' "$scratch/lines")
 echo "$n_passed passed, $n_failed failed"
-[ "$n_failed" -eq 0 ] && [ "$n_passed" -eq 23 ]
+[ "$n_failed" -eq 0 ] && [ "$n_passed" -eq 27 ]

@@ -130,6 +130,11 @@ small_allreduce=('*h=1 t=P-1:P:P+1*first ranks=*' '*h=64 t=3 *data=zero*first ra
     '*h=1000 t=6:12:4 *layout=odd*first ranks=*' '*h=1000 t=6:12:4 *plans=streams*first ranks=*'
     '*h=1000 t=4:2 *plans=one*graph=replayed epoch=first ranks=*')
 
+# All parts of the kernels: grains of eight and of one, each transfer, sections, a graph, a reset.
+small_grad=('*dtype=bf16 *s=129 *dims=64/64*rounds=2*' '*s=2P *dims=5/3*rounds=2*'
+    '*s=698 *by=section*calls=three*rounds=2*' '*s=698 *epoch=before_turn*rounds=2*'
+    '*s=698 *transfer=caller*calls=three*rounds=2*')
+
 memcheck() { # memcheck NAME DEVICES PATTERNS...
     local name=$1/memcheck/ranks=2 devices=$2
     shift 2
@@ -191,18 +196,38 @@ attention_on_devices() { # attention_on_devices NAME DEVICES LEAST_RANKS
     memcheck "$name" "$devices" "${small_attention[@]}"
 }
 
+grad_on_devices() { # grad_on_devices NAME DEVICES LEAST_RANKS
+    local name=$1/grad_return devices=$2 least=$3 ranks
+    for ranks in 1 2 3 4 8; do
+        [ $ranks -ge "$least" ] || continue
+        check "$name/shm" "$devices" $ranks '' grad_return
+    done
+    for ranks in 2 4; do
+        check "$name/thread" "$devices" $ranks CUDA_DEVICE_MAX_CONNECTIONS=32 grad_return \
+            --engine thread
+        check "$name/staged" "$devices" $ranks COFUSE_FORCE_STAGED=1 grad_return
+    done
+    check "$name/connections=1" "$devices" 2 CUDA_DEVICE_MAX_CONNECTIONS=1 grad_return
+    check "$name/attach" "$devices" 2 '' grad_return --engine attach
+    memcheck "$name" "$devices" "${small_grad[@]}"
+}
+
 row unit/cuda_world "$all" 2 '' build/tests/unit_cuda_world
 on_devices one "${visible[0]}" 1
 allreduce_on_devices one "${visible[0]}" 1
 row one/allreduce_rmsnorm/killed/ranks=2 "${visible[0]}" 2 '' build/tests/unit_cuda_allreduce
 attention_on_devices one "${visible[0]}" 1
 row one/attention/killed/ranks=3 "${visible[0]}" 3 '' build/tests/unit_cuda_attention
+grad_on_devices one "${visible[0]}" 1
+row one/grad_return/killed/ranks=2 "${visible[0]}" 2 '' build/tests/unit_cuda_grad_return
 if [ ${#visible[@]} -gt 1 ]; then
     on_devices all "$all" 2
     allreduce_on_devices all "$all" 2
     row all/allreduce_rmsnorm/killed/ranks=2 "$all" 2 '' build/tests/unit_cuda_allreduce
     attention_on_devices all "$all" 2
     row all/attention/killed/ranks=3 "$all" 3 '' build/tests/unit_cuda_attention
+    grad_on_devices all "$all" 2
+    row all/grad_return/killed/ranks=2 "$all" 2 '' build/tests/unit_cuda_grad_return
 fi
 [ -z "$list" ] || exit 0
 

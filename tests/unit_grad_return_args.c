@@ -22,6 +22,9 @@ static void test_params(void)
     REFUSED(p.size = 3, COF_ERR_INVALID, "params.size = 3");
     REFUSED(p.dtype = COF_I32, COF_ERR_INVALID, "params.dtype = i32: wanted bf16, f16 or f32");
     REFUSED(p.partial_f32 = 2, COF_ERR_INVALID, "params.partial_f32 = 2: wanted 0 or 1");
+    REFUSED(p.driver_wait = 2, COF_ERR_INVALID, "params.driver_wait = 2: wanted 0 or 1");
+    REFUSED(p.driver_wait = 1, COF_ERR_INVALID, "wanted 0 without params.peers");
+    REFUSED(p.max_ctas = -1, COF_ERR_INVALID, "params.max_ctas = -1");
     REFUSED(p.wire_f32 = -1, COF_ERR_INVALID, "params.wire_f32 = -1: wanted 0 or 1");
     REFUSED(p.by_section = 3, COF_ERR_INVALID, "params.by_section = 3: wanted 0 or 1");
     REFUSED(p.caller_orders_reuse = 2, COF_ERR_INVALID, "params.caller_orders_reuse = 2: wanted");
@@ -91,6 +94,8 @@ static void test_peers(int rank, int n_ranks, const char *job, void *arg)
     PEERS_REFUSED(m.peers.dv_bytes = 959, COF_ERR_INVALID, "dv_bytes = 959: wanted at least 960");
     PEERS_REFUSED((p.chunking = COF_CHUNKING_BALANCED, p.n_rows = 11), COF_ERR_INVALID,
                   "params.n_rows = 11: rank 0 has 5 rows, rank 1 has 6");
+    PEERS_REFUSED(p.driver_wait = COF_DRIVER_WAIT, COF_ERR_UNSUPPORTED,
+                  "params.driver_wait = 1: wanted 0 on the CPU");
     PEERS_REFUSED(p.wire_f32 = 1, COF_ERR_UNSUPPORTED, "params.wire_f32: with peers");
     PEERS_REFUSED(p.transfer = COF_TRANSFER_PULL, COF_ERR_UNSUPPORTED, "params.transfer: with");
     PEERS_REFUSED(p.caller_orders_reuse = 0, COF_ERR_INVALID, "params.peers given: wanted with");

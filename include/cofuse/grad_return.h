@@ -83,8 +83,8 @@ typedef struct cof_grad_return_params {
     const cof_grad_return_peers *peers; /* not kept; its pointers are */
     int driver_wait; /* CUDA, with `peers`: 1 (COF_DRIVER_WAIT): the driver waits for epoch words,
                         see below */
-    int max_ctas;    /* CUDA: blocks a kernel of a call may take; 0: at most 128, and some room for
-                        a second plan on another stream */
+    int max_ctas;    /* CUDA: blocks a kernel of a call may take, of which it uses at most 128; 0:
+                        at most 64, so that another plan's on another stream find room */
 } cof_grad_return_params;
 #ifdef __cplusplus
 #define COF_GRAD_RETURN_PARAMS_INIT {sizeof(cof_grad_return_params)}
@@ -156,8 +156,8 @@ COF_API cof_status cof_grad_return_plan_create(cof_team *team, const cof_grad_re
  * COF_ERR_INVALID     an argument breaks its rule, or another plan has begun a whole by section on
  *                     the arena and not ended it; nothing was enqueued, outputs are untouched
  * COF_ERR_MISMATCH    (when the work runs) the ranks passed different writers; outputs are NaN
- * COF_ERR_UNSUPPORTED caller_orders_reuse on a stream that is being captured: the epoch would be the
- *                     same in every replay; nothing was enqueued
+ * COF_ERR_UNSUPPORTED caller_orders_reuse on a stream that is being captured: args.epoch would be
+ *                     the same in every replay; nothing was enqueued
  * COF_ERR_BUSY, COF_ERR_POISONED, COF_ERR_TIMEOUT, COF_ERR_PEER_DEAD   as in cof_attention_forward
  */
 COF_API cof_status cof_grad_return_run(cof_plan *plan, const cof_grad_return_args *args,

@@ -43,8 +43,8 @@ struct cofi_gr_call;
 /* What the devices do, each in its own way. */
 struct cofi_gr_backend {
     const char *name; /* "cpu", "cuda" */
-    /* Sizes, of what is known when the common ones are: n_purposes, acks, tagged_bytes, local_bytes,
-     * has_arena. Local; COF_ERR_UNSUPPORTED for what only the other one can. */
+    /* n_purposes, acks, tagged_bytes, local_bytes and has_arena, when all other sizes are known.
+     * Local; COF_ERR_UNSUPPORTED for what only the other one can. */
     cof_status (*lay_out)(struct cofi_grad_return_plan *plan);
     /* Words for the describe line. */
     void (*describe)(const struct cofi_grad_return_plan *plan, char *text, size_t bytes);

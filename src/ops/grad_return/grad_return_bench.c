@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
 /* `cofuse bench grad_return`: whole calls; by section, the P runs of one. On CPUs one call, by the
- * host's clock; on CUDA devices `count` of them over buffers by turns, eager or as one graph, by the
- * device's events. */
+ * host's clock; on CUDA devices `count` of them over buffers by turns, eager or as one graph, by
+ * the device's events. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* A launch of grad_return, as host and kernels see it. grad_return_lane.h has the protocol. C, C++
- * and CUDA. */
+/* A launch of grad_return, as host and kernels see it. grad_return_lane.cuh has the protocol. C,
+ * C++ and CUDA. */
 #ifndef COFI_GRAD_RETURN_CALL_H
 #define COFI_GRAD_RETURN_CALL_H
 

@@ -230,9 +230,10 @@ static cof_status driver_value(const struct cofi_grad_return_plan *plan, uint32_
     struct cofi_cuda_scope scope;
     const CUdeviceptr at = (CUdeviceptr)(uintptr_t)word;
     COF_TRY(cofi_cuda_enter(plan->base.team->world->device->device, &scope));
-    CUresult error = is_wait ? cofi_driver()->wait_value(stream, at, epoch, CU_STREAM_WAIT_VALUE_GEQ)
-                             : cofi_driver()->write_value(stream, at, epoch,
-                                                          CU_STREAM_WRITE_VALUE_DEFAULT);
+    const struct cofi_driver *driver = cofi_driver();
+    CUresult error =
+        is_wait ? driver->wait_value(stream, at, epoch, CU_STREAM_WAIT_VALUE_GEQ)
+                : driver->write_value(stream, at, epoch, CU_STREAM_WRITE_VALUE_DEFAULT);
     cofi_cuda_leave(&scope);
     COF_DRIVER(error);
     return COF_OK;

@@ -40,8 +40,8 @@ static uint64_t hash_of(const struct cofi_check_memory *memory)
     return cofi_hash(COFI_HASH_SEED, memory->host, memory->bytes);
 }
 
-static cof_status make_tensor(const struct cofi_gr_check *run, int is_v, int64_t rows, cof_dtype dtype,
-                              struct cofi_gr_check_tensor *t)
+static cof_status make_tensor(const struct cofi_gr_check *run, int is_v, int64_t rows,
+                              cof_dtype dtype, struct cofi_gr_check_tensor *t)
 {
     const cof_grad_return_params *p = &run->c.params;
     int64_t gap = run->c.padded_strides ? 1 : 0;
@@ -60,8 +60,8 @@ static cof_status make_tensor(const struct cofi_gr_check *run, int is_v, int64_t
     return COF_OK;
 }
 
-static int64_t place(const struct cofi_gr_check *run, const struct cofi_gr_check_tensor *t, int is_v, int64_t row,
-                     int64_t at)
+static int64_t place(const struct cofi_gr_check *run, const struct cofi_gr_check_tensor *t,
+                     int is_v, int64_t row, int64_t at)
 {
     int64_t d = run->dim[is_v], h = run->c.params.n_heads;
     return row * t->strides[0] + at / (h * d) * t->strides[1] + at / d % h * t->strides[2] + at % d;

@@ -9,7 +9,10 @@
 #include "symm/call_cuda.h"
 #include "symm/engine_cuda.h"
 
-#define MAX_LANES 128 /* 32 blocks fill the link; the others hide what a block waits for */
+/* 32 blocks fill the link; twice as many hide what a block waits for. A power of two cuts usual
+ * sizes into whole turns. */
+#define DEFAULT_LANES 64
+#define MAX_LANES 128
 #define MAX_GRAINS (INT64_C(1) << 31)
 
 /* ---- sizes ---------------------------------------------------------------------------------- */
@@ -61,10 +64,13 @@ static cof_status count_grains(const struct cofi_grad_return_plan *plan, int64_t
  * each other, and each may wait for the other's on other ranks. */
 static int leave_room(const struct cofi_grad_return_plan *plan, int n)
 {
-    int left = plan->params.max_ctas ? n : n - (n + 31) / 32;
-    left = left > MAX_LANES ? MAX_LANES : left;
-    left = by_steps(plan) && !plan->params.max_ctas ? left / 2 : left;
-    return left > 1 ? left : 1;
+    int left = n - (n + 31) / 32, lanes = 1;
+    if (plan->params.max_ctas)
+        return n < MAX_LANES ? n : MAX_LANES;
+    left = by_steps(plan) ? left / 2 : left;
+    while (2 * lanes <= left && lanes < DEFAULT_LANES)
+        lanes *= 2;
+    return lanes;
 }
 
 static const void *fast_kernel(const struct cofi_grad_return_plan *plan)

@@ -117,27 +117,35 @@ struct cofi_gr_cut {
     uint32_t piece;             /* grains */
 };
 
-/* A block of 512 threads moves so many grains at once, 4 of each thread; fewer pieces of more turns
- * have fewer signals, more pieces leave less to sum behind the last transfer: 16 of 16 MiB at
- * 256 MiB, whose sum takes about 15 us of 760. */
+/* A block of 512 threads moves so many grains in one turn of its loop, 4 of each thread. Fewer
+ * pieces of more turns have fewer signals, more pieces leave less to sum behind the last transfer:
+ * 16 of 16 MiB at 256 MiB, whose sum takes about 15 us of 760. */
 #define COFI_GR_THREADS 512
 #define COFI_GR_TURN (COFI_GR_THREADS * 4)
 #define COFI_GR_MAX_PIECES 16
 
-/* For the owner that has most grains; others have pieces that are empty. */
+COFI_GR_FN uint64_t cofi_gr_ceil(uint64_t n, uint64_t by)
+{
+    return (n + by - 1) / by;
+}
+
+/* For the owner that has most grains; others have pieces that are empty. A piece is whole turns,
+ * or nearly. */
 COFI_GR_FN struct cofi_gr_cut cofi_gr_cut_make(uint64_t n_grains, int most_lanes)
 {
     struct cofi_gr_cut c;
     const uint64_t most = (uint64_t)(most_lanes > 1 ? most_lanes : 1);
-    uint64_t lanes = (n_grains + COFI_GR_THREADS - 1) / COFI_GR_THREADS;
+    uint64_t lanes = cofi_gr_ceil(n_grains, COFI_GR_THREADS);
     lanes = lanes < 1 ? 1 : lanes > most ? most : lanes;
-    uint64_t pieces = n_grains / (lanes * COFI_GR_TURN);
-    pieces = pieces < 1 ? 1 : pieces > COFI_GR_MAX_PIECES ? COFI_GR_MAX_PIECES : pieces;
-    uint64_t grains = (n_grains + lanes * pieces - 1) / (lanes * pieces);
+    uint64_t turns = cofi_gr_ceil(n_grains, lanes * COFI_GR_MAX_PIECES * COFI_GR_TURN);
+    turns = turns < 1 ? 1 : turns;
+    uint64_t pieces = cofi_gr_ceil(n_grains, lanes * turns * COFI_GR_TURN);
+    pieces = pieces < 1 ? 1 : pieces;
+    uint64_t grains = cofi_gr_ceil(n_grains, lanes * pieces);
     c.n_lanes = (uint32_t)lanes;
     c.n_pieces = (uint32_t)pieces;
-    c.piece = (uint32_t)((grains + 31) / 32 * 32);
-    c.piece = c.piece ? c.piece : 32;
+    c.piece = (uint32_t)(cofi_gr_ceil(grains, COFI_GR_THREADS) * COFI_GR_THREADS);
+    c.piece = c.piece ? c.piece : COFI_GR_THREADS;
     return c;
 }
 

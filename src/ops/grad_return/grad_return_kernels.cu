@@ -1,6 +1,6 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* grad_return on devices: what moves. The protocol is in grad_return_lane.h.
+/* grad_return on devices: what moves. The protocol is in grad_return_lane.cuh.
  *
  * One kernel makes a whole call, for all sizes. Stores of multiprocessors reach 366 of the copy
  * engine's 388 GB/s between two H200, and need for it neither contiguous rows nor partials in the
@@ -13,7 +13,7 @@
  * kernel, each with some of the parts. */
 #include "device/elements.cuh"
 #include "ops/grad_return/grad_return_cuda.h"
-#include "ops/grad_return/grad_return_lane.h"
+#include "ops/grad_return/grad_return_lane.cuh"
 
 /* ---- places --------------------------------------------------------------------------------- */
 
@@ -412,7 +412,7 @@ extern "C" __global__ void __launch_bounds__(COFI_GR_THREADS, 1)
 
 /* ---- the caller's epoch words --------------------------------------------------------------- */
 
-extern "C" __global__ void
+extern "C" __global__ void __launch_bounds__(32, 1)
     cofk_grad_return_wait(struct cofd_arena *a, const struct cofd_binding *binding,
                           const uint32_t *word, uint32_t want, int writer,
                           const __grid_constant__ struct cofd_wait_options o)

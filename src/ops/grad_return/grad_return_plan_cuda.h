@@ -4,7 +4,7 @@
  *
  *   grad_return_cuda.c         sizes, memory, kernels
  *   grad_return_calls_cuda.c   the launches of a call
- *   grad_return_kernels.cu     the kernels; grad_return_lane.h has their protocol */
+ *   grad_return_kernels.cu     the kernels; grad_return_lane.cuh has their protocol */
 #ifndef COFI_GRAD_RETURN_PLAN_CUDA_H
 #define COFI_GRAD_RETURN_PLAN_CUDA_H
 
@@ -17,7 +17,7 @@ struct cofi_gr_cuda {
     int grain;
     const void *fast, *any; /* kernels; fast: NULL where a grain is one element */
     bool by_steps;          /* several launches a call: by section, staged, the caller's memory */
-    bool is_staged;         /* no rank touches another one's memory but by put and get */
+    bool is_staged;         /* rows get into another rank's memory by put and get alone */
     bool has_acc;
     cudaStream_t comm;      /* by_steps: sums */
     cudaEvent_t fork, joined;

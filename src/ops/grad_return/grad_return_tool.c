@@ -40,8 +40,8 @@ static const char usage[] =
     "      --repeat N         timed calls after one to warm up; the best counts [3]\n"
     "      --names dk=key,... keys of dk and dv in the file\n";
 
-enum { OPT_RANKS = 256, OPT_DEVICE, OPT_ENGINE, OPT_LAYOUT, OPT_CHUNKING, OPT_TRANSFER, OPT_BY, OPT_WRITERS,
-       OPT_WIRE, OPT_THREADS, OPT_COMPARE, OPT_REPEAT, OPT_NAMES };
+enum { OPT_RANKS = 256, OPT_DEVICE, OPT_ENGINE, OPT_LAYOUT, OPT_CHUNKING, OPT_TRANSFER, OPT_BY,
+       OPT_WRITERS, OPT_WIRE, OPT_THREADS, OPT_COMPARE, OPT_REPEAT, OPT_NAMES };
 
 static const struct option long_options[] = {
     {"input", required_argument, NULL, 'i'},

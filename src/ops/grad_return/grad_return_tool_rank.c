@@ -19,7 +19,7 @@ struct rank_work {
     cof_stream stream;
     cof_layout layout;
     int n_sections;
-    /* dk, dv, where the rank works: partials by section (one: all rows in global order), and sums */
+    /* dk, dv, where the rank works: partials by section (one: all rows in global order), sums */
     struct cofi_check_memory *in[2], out[2];
 };
 
@@ -122,6 +122,7 @@ static cof_status run_rank(struct rank_work *w)
         double seconds = (double)(cofi_now() - begin) * 1e-9;
         *best = i <= 0 || seconds < *best ? seconds : *best;
     }
+    COF_TRY(cof_team_barrier(team)); /* nobody leaves while another one asks the team */
     for (int is_v = 0; is_v < 2; is_v++) {
         COF_TRY(cofi_check_memory_download(&w->out[is_v]));
         copy_rows(w, w->rank, is_v, w->out[is_v].host, (char *)run + run->out[is_v], false);

@@ -25,8 +25,8 @@
  * sums item n in one loop, so that stores to the peer go out under loads and stores of the sum. All
  * waits are for items with lower numbers, and every block of a lane goes through the items in the
  * same order: no cycle, whatever number of blocks runs at once. */
-#ifndef COFI_GRAD_RETURN_LANE_H
-#define COFI_GRAD_RETURN_LANE_H
+#ifndef COFI_GRAD_RETURN_LANE_CUH
+#define COFI_GRAD_RETURN_LANE_CUH
 
 #include "device/grid_call.h"
 #include "ops/grad_return/grad_return_call.h"
