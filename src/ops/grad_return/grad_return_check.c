@@ -144,7 +144,6 @@ static void choose_params(struct cofi_gr_check *run)
     run->params[0] = run->params[1] = run->c.params;
     run->params[1].transfer = run->c.params.transfer == COF_TRANSFER_PUSH ? COF_TRANSFER_PULL
                                                                           : COF_TRANSFER_PUSH;
-    run->params[1].by_section = 0;
 }
 
 /* As large as the workspace call says, where the plans share one, or epochs begin elsewhere. The
