@@ -192,11 +192,12 @@ COFD_FN bool cofd_gr_begin(const struct cofd_gr_call *c, struct cofd_grid *g, ui
         return cofd_block_all(!cofd_is_dead(c->grid.arena));
     }
     bool is_alive = cofd_grid_begin(g);
-    *last = cofd_load_relaxed_gpu_u32(&b->mark[COFD_GR_MARK]);
+    *last = cofd_load_relaxed_gpu_u32(&b->mark[COFD_GR_MARK]); /* a reset may have been before */
     /* No call before has this epoch. That the vote needs the mark makes it read before the last
      * block stores the next one. */
     is_alive = cofd_block_all(is_alive && (!is_alive || *last != g->epoch));
-    if (is_alive && cofd_thread() == 0 && cofd_grid_arrive(g))
+    /* Not the thread that waits for acks: the one beside the other. */
+    if (is_alive && cofd_thread() == cofd_n_threads() - 1 && cofd_grid_arrive(g))
         b->mark[COFD_GR_MARK] = g->epoch;
     return is_alive;
 }
