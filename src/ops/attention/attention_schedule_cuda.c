@@ -2,18 +2,19 @@
  * SPDX-License-Identifier: Apache-2.0 */
 /* A forward call on CUDA devices. S is the caller's stream, C the plan's; r this rank. Words, their
  * writers and readers, and when a buffer is free are those of the CPU (attention_ring.c,
- * attention_gather.c): all of the protocol is on C, so that S only computes.
+ * attention_gather.c). But for its begin all of the protocol is on C, so that S only computes.
  *
  * Ring
- *   S  own section          | wait fetch 0 | section | merge | wait fetch 1 | section | merge ..
- *   C  begin | wait acks of the last call | K, V -> arena | announce
- *      | wait owner 0 | get | ack | wait owner 1 | get | ack | wait S: section 0 | get ..
+ *   S  begin, acks of the last call | own section | wait fetch 0 | section | merge | wait fetch 1 ..
+ *   C  (behind begin)  K, V -> arena | announce | wait owner 0 | get | ack | wait owner 1 | get | ack
+ *      | wait S: section 0 | wait owner 2 | get ..
  * Gather
- *   S  ................................................ wait C | half 0 x prefix | half 1 x prefix
- *   C  begin | wait acks | K, V -> arena | announce | own keys | wait owner, get, ack | ..
+ *   S  begin, acks | ................................. wait C | half 0 x prefix | half 1 x prefix
+ *   C  K, V -> arena | announce | own keys | wait owner, get, ack | ..
  *
- * The own section reads the caller's k and v, and begins at once; so C is enqueued behind it, and
- * joined to S at the end. Copies are those of copy engines: sections have the multiprocessors.
+ * The own section reads the caller's k and v, and begins at once: it is enqueued before what is on
+ * C, which needs a place beside it for its small kernels, and is joined to S at the end. Copies are
+ * those of copy engines: sections have the multiprocessors.
  *
  * Local buffers     written by                       read by             free again
  *   staging[i mod 2]  fetch i, on C                  section i, on S     event freed[i mod 2]
@@ -196,19 +197,11 @@ static cof_status copy_out(const struct forward *x, int is_v)
 
 static cof_status publish(const struct forward *x)
 {
-    struct cofi_attention_plan *plan = x->plan;
-    struct cofi_binding *b = &plan->binding;
-    const struct cofi_call call = {.direction = 1, .n_empty = plan->n_empty};
-    COF_TRY(cofi_cuda_call_begin(b, &call, x->c));
-    if (!COFI_FAULT(KV_ACK_WAIT, plan->rank))
-        COF_TRY(cofi_cuda_call_wait_ack(b, COFI_ALL_OTHERS, COFI_KV_ACK, COFI_KV_MARK,
-                                        "keys of the last call read", x->c));
-    COF_TRY(cofi_cuda_call_mark(b, COFI_KV_MARK, x->c));
-    if (plan->local_rows > 0) {
+    if (x->plan->local_rows > 0) {
         COF_TRY(copy_out(x, 0));
         COF_TRY(copy_out(x, 1));
     }
-    return cofi_cuda_call_signal(b, COFI_ALL_OTHERS, COFI_KV_READY, x->c);
+    return cofi_cuda_call_signal(&x->plan->binding, COFI_ALL_OTHERS, COFI_KV_READY, x->c);
 }
 
 /* ---- fetching, on C ------------------------------------------------------------------------- */
@@ -260,13 +253,13 @@ static cof_status fetch(const struct forward *x, int idx, const struct cofi_kv_b
 {
     struct cofi_attention_plan *plan = x->plan;
     const struct cofi_attention_fetch *f = &x->d->steps.fetches[idx];
-    if (!COFI_FAULT(KV_READY_WAIT, plan->rank))
+    if (!f->is_more && !COFI_FAULT(KV_READY_WAIT, plan->rank))
         COF_TRY(cofi_cuda_call_wait_ready(&plan->binding, f->owner, COFI_KV_READY,
                                           "keys published", x->c));
     COF_TRY(get(x, f, to));
     if (arrived)
         COF_CUDA(cudaEventRecord(arrived, x->c));
-    return ack(x, f->owner);
+    return f->has_more ? COF_OK : ack(x, f->owner);
 }
 
 /* Into the staging buffer whose turn it is; its last section is on S. */
@@ -425,10 +418,28 @@ static cof_status gather(const struct forward *x)
 
 /* ---- begin and end -------------------------------------------------------------------------- */
 
+/* On S, where the first section cannot have taken all multiprocessors yet. */
+static cof_status begin(const struct forward *x)
+{
+    struct cofi_attention_plan *plan = x->plan;
+    struct cofi_binding *b = &plan->binding;
+    const struct cofi_call call = {.direction = 1, .n_empty = plan->n_empty};
+    const struct cofd_wait_options options =
+        cofi_wait_options(b->arena, "keys of the last call read");
+    struct cofd_call c;
+    cofi_cuda_call_make(b, &call, &c);
+    return launched(x, __LINE__, x->s,
+                    cofi_launch_attention_begin(
+                        b->on_device, &c, &options,
+                        COFI_FAULT(KV_ACK_WAIT, plan->rank) ? -1 : COFI_KV_ACK, COFI_KV_MARK, x->s),
+                    "begin");
+}
+
 static cof_status fork_comm(struct forward *x)
 {
     if (!x->c)
         return COF_OK;
+    COF_TRY(begin(x));
     COF_CUDA(cudaEventRecord(x->d->forked, x->s));
     COF_CUDA(cudaStreamWaitEvent(x->c, x->d->forked, 0));
     x->is_forked = true;
