@@ -45,8 +45,8 @@ struct cofi_attention_finish {
 };
 
 /* Begins the plan's call on its arena, waits for the last one's acks of all other ranks (`acks`, a
- * purpose; negative: does not), and marks the call: cofi_cuda_call_begin, _wait_ack and _mark in one
- * kernel. */
+ * purpose; negative: does not), and marks the call: cofi_cuda_call_begin, _wait_ack and _mark in
+ * one kernel. */
 cudaError_t cofi_launch_attention_begin(struct cofd_binding *binding, const struct cofd_call *call,
                                         const struct cofd_wait_options *options, int acks, int mark,
                                         cudaStream_t stream);
