@@ -41,6 +41,12 @@ static void test_params(void)
     REFUSED(p.forward_only = 2, COF_ERR_INVALID, "params.forward_only");
     REFUSED(p.wire_f32 = -1, COF_ERR_INVALID, "params.wire_f32");
     REFUSED(p.save_kv = 2, COF_ERR_INVALID, "params.save_kv = 2");
+    REFUSED(p.has_window = 2, COF_ERR_INVALID, "params.has_window = 2");
+    REFUSED(p.only_compact = -1, COF_ERR_INVALID, "params.only_compact = -1");
+    REFUSED(p.window_left = 1, COF_ERR_INVALID, "params.window_left = 1: wanted 0 without");
+    REFUSED((p.has_window = 1, p.window_left = -2), COF_ERR_INVALID, "params.window_left = -2");
+    REFUSED((p.has_window = 1, p.window_right = INT64_MAX), COF_ERR_INVALID,
+            "params.window_right = 9223372036854775807: wanted -1");
     REFUSED((p.save_kv = 1, p.forward_only = 1), COF_ERR_INVALID, "with forward_only nothing");
     REFUSED(p.schedule = (cof_attention_schedule)3, COF_ERR_INVALID, "params.schedule = 3");
     cof_plan *plan;

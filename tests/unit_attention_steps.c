@@ -8,23 +8,25 @@
 
 #include "ops/attention/attention_steps.h"
 
-#define REQUIRE(cond)                                                                              \
-    do {                                                                                           \
-        if (!(cond)) {                                                                             \
-            fprintf(stderr,                                                                        \
-                    "unit_attention_steps.c:%d: %s [kind %d chunking %d P %d S %lld rank %d mask "  \
-                    "%d window %d %lld:%lld gathers %d exact %d]\n",                               \
-                    __LINE__, #cond, (int)now.layout.kind, (int)now.layout.chunking,               \
-                    now.layout.n_ranks, (long long)now.layout.n_rows, now.rank,                    \
-                    (int)now.sight.mask, now.sight.has_window, (long long)now.sight.window.left,   \
-                    (long long)now.sight.window.right, now.gathers, now.is_exact);                 \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
+static struct cofi_attention_steps_spec now;
+
+static void fail(int line, const char *what)
+{
+    const struct cofi_sight *s = &now.sight;
+    fprintf(stderr,
+            "unit_attention_steps.c:%d: %s [kind %d chunking %d P %d S %lld rank %d mask %d window "
+            "%d %lld:%lld gathers %d exact %d splits %d]\n",
+            line, what, (int)now.layout.kind, (int)now.layout.chunking, now.layout.n_ranks,
+            (long long)now.layout.n_rows, now.rank, (int)s->mask, s->has_window,
+            (long long)s->window.left, (long long)s->window.right, now.gathers, now.is_exact,
+            now.splits);
+    exit(1);
+}
+
+#define REQUIRE(cond) ((cond) ? (void)0 : fail(__LINE__, #cond))
 
 enum { MAX_S = 130 };
 
-static struct cofi_attention_steps_spec now;
 static int n_checked;
 
 static bool is_visible(int64_t i, int64_t j)
@@ -118,6 +120,20 @@ static void check_merges(const struct cofi_attention_steps *s, const struct cofi
     REQUIRE(next == job->pair.q_begin + job->pair.q_rows);
 }
 
+/* Every owner once, or twice in a row. */
+static void check_owners(const struct cofi_attention_steps *s)
+{
+    for (int f = 0; f < s->n_fetches; f++) {
+        const struct cofi_attention_fetch *x = &s->fetches[f];
+        bool is_more = f > 0 && s->fetches[f - 1].owner == x->owner;
+        bool has_more = f + 1 < s->n_fetches && s->fetches[f + 1].owner == x->owner;
+        REQUIRE(x->owner != now.rank && x->is_more == is_more && x->has_more == has_more);
+        REQUIRE(!(is_more || has_more) || (now.splits && f < 2));
+        for (int g = 0; g < f - 1; g++)
+            REQUIRE(s->fetches[g].owner != x->owner);
+    }
+}
+
 static void check_steps(void)
 {
     static int8_t n_seen[MAX_S][MAX_S]; /* local query row, global key row */
@@ -127,6 +143,7 @@ static void check_steps(void)
     const cof_layout *l = &now.layout;
     REQUIRE(cofi_attention_steps_make(&now, &s) == COF_OK);
     memset(n_seen, 0, sizeof n_seen);
+    check_owners(&s);
     for (int n = 0, step = -1; n < s.n_jobs; n++) {
         const struct cofi_attention_job *job = &s.jobs[n];
         const struct cofi_pair *p = &job->pair;
@@ -191,9 +208,10 @@ static void check_sight(struct cofi_sight sight)
     for (now.rank = 0; now.rank < now.layout.n_ranks; now.rank++) {
         check_needed_rows();
         check_pairs();
-        for (int how = 0; how < 3; how++) {
+        for (int how = 0; how < 4; how++) {
             now.gathers = how == 2 && now.layout.n_ranks > 1;
             now.is_exact = how == 1;
+            now.splits = how == 3;
             check_steps();
         }
     }

@@ -12,6 +12,12 @@
  * Letters: B batch, S global rows, S_local = cof_layout_local_rows() of this rank, H query heads,
  * Hkv key/value heads (query head h uses kv head h / (H/Hkv)), Dqk and Dv head dims.
  *
+ * On CUDA devices (worlds of COF_ENGINE_CUDA) there is the forward: plans need forward_only.
+ * Sections are computed by cuDNN 9 where it is found and can (bf16 and fp16, head dims that are
+ * multiples of 8), else by kernels in fp32 (COFUSE_ATTENTION_ENGINE; the end of the describe line
+ * tells this rank's). A plan is made for compact tensors, aligned to 16 bytes. Others are copied,
+ * in and out, within the call; `only_compact` refuses them and saves the memory for that.
+ *
  * Mathematics: Vaswani et al. 2017 (attention); Dao et al. 2022 (blocked online softmax and its
  * gradient); Liu et al. 2023 (ring of key/value blocks); sums of scores and softmax in fp32.
  */
@@ -33,7 +39,7 @@ typedef enum cof_attention_format {
 
 /** How keys and values travel. */
 typedef enum cof_attention_schedule {
-    COF_SCHEDULE_DEFAULT = 0, /* gather up to 512 rows, else ring */
+    COF_SCHEDULE_DEFAULT = 0, /* gather up to 512 rows (CUDA: 2048), else ring */
     COF_SCHEDULE_RING = 1,    /* step i reads the owner rank - i, two staging buffers */
     COF_SCHEDULE_GATHER = 2   /* all keys are staged, then each chunk meets a prefix: O(S) memory */
 } cof_attention_schedule;
@@ -49,7 +55,8 @@ typedef struct cof_attention_params {
     int64_t n_kv_heads;              /* Hkv >= 1, divides H; 0: H */
     int64_t head_dim_qk;             /* Dqk, 1 .. 512 */
     int64_t head_dim_v;              /* Dv, 1 .. 512; 0: Dqk */
-    cof_mask mask;                   /* COF_MASK_NONE, or COF_MASK_CAUSAL: key row <= query row */
+    cof_mask mask;                   /* COF_MASK_NONE, or COF_MASK_CAUSAL: key row <= query row;
+                                        both with a window below, or without */
     cof_layout_kind layout;          /* ZIGZAG by default */
     cof_chunking chunking;           /* BALANCED by default */
     cof_attention_schedule schedule; /* */
@@ -96,7 +103,8 @@ typedef struct cof_attention_args {
 #endif
 
 /**
- * The memory a plan would hold; `saved`: bytes of a saved_kv. Local, allocates nothing.
+ * The memory a plan would hold, but for what cuDNN wants for itself; `saved`: bytes of a saved_kv.
+ * Local, allocates nothing.
  * COF_ERR_INVALID or COF_ERR_UNSUPPORTED: a parameter breaks its rule (named in the text).
  */
 COF_API cof_status cof_attention_workspace(cof_team *team, const cof_attention_params *params,
@@ -128,7 +136,8 @@ COF_API cof_status cof_attention_plan_create(cof_team *team, const cof_attention
  * computes a section: choose it (cof_world_options.run_timeout) well above the time of a call.
  *
  * Rows: lse is -inf and o is 0 for a row that sees no key; padding rows (PADDED) get the same.
- * NaN or infinite inputs spread to the rows that see them, and to no other.
+ * NaN or infinite inputs spread to the rows that see them, and to no other; by cuDNN a v that is
+ * not finite may also spread to rows that do not see it.
  *
  * COF_ERR_INVALID     an argument breaks its rule, or a grad_return by section is unfinished on the
  *                     arena; nothing was enqueued, outputs are untouched (the other ranks wait for
@@ -149,6 +158,9 @@ COF_API cof_status cof_attention_forward(cof_plan *plan, const cof_attention_arg
 /**
  * dq, dk, dv from q, k, v, o, lse (as forward left them) and dout. Calls, order and errors as in
  * cof_attention_forward. COF_ERR_INVALID on a plan made with forward_only.
+ *
+ * With a window a rank's contribution to an owner covers the rows from the first to the last one
+ * that it sees there.
  *
  * dK and dV of other owners travel in dtype (or fp32, wire_f32), are summed in fp32 by the owner in
  * the fixed order rank+1, rank+2, ..., rank and rounded once: repeatable bit for bit. Rounding is

@@ -39,7 +39,7 @@ typedef struct cof_layout {
 /** Masks as far as a layout is concerned. */
 typedef enum cof_mask { COF_MASK_NONE = 0, COF_MASK_CAUSAL = 1 } cof_mask;
 
-/** A sliding window: query row i sees, of the keys that the mask leaves, rows i - left .. i + right.
+/** A sliding window: query row i sees, of the keys that the mask leaves, i - left .. i + right.
  * -1: no limit on that side. */
 typedef struct cof_window {
     int64_t left, right;

@@ -183,8 +183,9 @@ int cof_layout_needed_rows(const cof_layout *layout, cof_mask mask, const cof_wi
     if (!rank_ok(layout, rank) || !chunk_ok(layout, chunk) ||
         (mask != COF_MASK_NONE && mask != COF_MASK_CAUSAL))
         return 0;
+    const bool is_causal = mask == COF_MASK_CAUSAL;
     const int64_t left = limit_of(layout, window ? window->left : -1);
-    const int64_t right = mask == COF_MASK_CAUSAL ? 0 : limit_of(layout, window ? window->right : -1);
+    const int64_t right = is_causal ? 0 : limit_of(layout, window ? window->right : -1);
     const int64_t start = cof_layout_chunk_start(layout, chunk);
     const int64_t stop = start + cof_layout_chunk_rows(layout, chunk);
     for (int half = 0; half < cof_layout_halves(layout); half++) {

@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0 */
 /* `cofuse bench attention`: tensors and arguments are made by the code that check uses. On CPUs one
  * call, by the host's clock; on CUDA devices `count` calls over the buffer sets by turns, eager or
- * as one graph, by the device's events: all of a call, or a part of it (part=). The rate that a call
- * is held against is there that of this rank's sections alone, in the same process. */
+ * as one graph, by the device's events: all of a call, or a part of it (part=). The rate that is
+ * the yardstick is there that of this rank's sections alone, in the same process. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -211,7 +211,8 @@ static cof_status size_case(const char *line, int n_ranks, struct cofi_bench_siz
     struct bench_case bench;
     COF_TRY(read_case(line, &bench));
     const cof_attention_params *p = &bench.c.params;
-    const bool computes = bench.parts & COFI_PART_SECTIONS, moves = bench.parts & COFI_PART_TRANSFER;
+    const bool computes = bench.parts & COFI_PART_SECTIONS;
+    const bool moves = bench.parts & COFI_PART_TRANSFER;
     size_t element = (size_t)cofi_dtype_bytes(p->dtype);
     size_t rows = (size_t)(p->n_batch * p->n_rows), heads = (size_t)p->n_heads;
     size_t both_dims = (size_t)(p->head_dim_qk + p->head_dim_v);
@@ -287,7 +288,9 @@ static cof_status check_case(struct cofi_job *job, const struct bench_case *benc
 {
     cof_workspace_sizes sizes = COF_WORKSPACE_SIZES_INIT;
     const bool is_device = cofi_check_device(job->world) != NULL;
-    COF_FAIL_IF(!is_device && (bench->is_graph || bench->parts != COFI_PART_ALL || bench->count > 1),
+    const bool is_plain =
+        !bench->is_graph && bench->parts == COFI_PART_ALL && bench->count <= 1;
+    COF_FAIL_IF(!is_device && !is_plain,
                 COF_ERR_UNSUPPORTED, "how, part, count: wanted eager, all, 1 on the CPU");
     COF_TRY(cof_attention_workspace(job->team, &bench->c.params, &sizes));
     return cofi_memory_check(2 * tensor_bytes + (is_device ? 0 : sizes.local + sizes.symmetric));

@@ -13,8 +13,8 @@
 #include "ops/check.h"
 
 enum {
-    DTYPE, FORMAT, MASK, WINDOW, LAYOUT, CHUNKING, ROWS, BATCH, HEADS, DIMS, STRIDES, WIRE, DATA, CALLS,
-    DELAY, SCHEDULE, SAVE, COMPACT, N_FACTORS
+    DTYPE, FORMAT, MASK, WINDOW, LAYOUT, CHUNKING, ROWS, BATCH, HEADS, DIMS, STRIDES, WIRE, DATA,
+    CALLS, DELAY, SCHEDULE, SAVE, COMPACT, N_FACTORS
 };
 enum { MAX_VALUES = 13 };
 
@@ -212,7 +212,8 @@ static void adapt_to_cuda(struct tuple *t)
 }
 
 /* Integer data tells keys apart by the bits of their row number, one dim each. fp32 and fp16 with
- * large logits and a handful of rows have too few numbers that count for a rule about their spread. */
+ * large logits and a handful of rows have too few numbers that count for a rule about their
+ * spread. */
 static bool legal(int n_ranks, bool cuda, const struct tuple *t)
 {
     struct cofi_attention_case c;

@@ -36,7 +36,8 @@ static void place_data(const struct cofi_attention_case *c, struct room *room,
         .n_batch = a->n_batch, .n_rows = a->n_rows, .n_heads = a->n_heads,
         .n_kv_heads = a->n_kv_heads, .dim_qk = a->head_dim_qk, .dim_v = a->head_dim_v,
         .mask = a->mask, .has_window = a->has_window,
-        .window = {a->window_left, a->window_right}, .scale = a->scale != 0 ? a->scale : 1 / sqrt((double)a->head_dim_qk),
+        .window = {a->window_left, a->window_right},
+        .scale = a->scale != 0 ? a->scale : 1 / sqrt((double)a->head_dim_qk),
         .elem = cofi_elem_of(a->dtype)};
     bool backward = cofi_attention_case_has_backward(c);
     struct cofi_attention_view *views[N_INPUTS] = {&p->q, &p->k, &p->v, &p->dout};

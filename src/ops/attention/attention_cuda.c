@@ -33,12 +33,12 @@ struct cofi_attention_strides cofi_attention_compact(const struct cofi_attention
 static cof_status make_steps(const struct cofi_attention_plan *plan,
                              struct cofi_attention_steps *steps)
 {
-    return cofi_attention_steps_make(
-        &(struct cofi_attention_steps_spec){.layout = plan->layout, .sight = plan->sight,
-                                            .rank = plan->rank,
-                                            .gathers = cofi_attention_gathers(plan),
-                                            .is_exact = plan->dims.elem == COFI_ELEM_F32},
-        steps);
+    /* Half of the own section is masked: it may end before all of an owner's keys are here. */
+    const struct cofi_attention_steps_spec spec = {
+        .layout = plan->layout, .sight = plan->sight, .rank = plan->rank,
+        .gathers = cofi_attention_gathers(plan), .is_exact = plan->dims.elem == COFI_ELEM_F32,
+        .splits = plan->sight.mask == COF_MASK_CAUSAL};
+    return cofi_attention_steps_make(&spec, steps);
 }
 
 /* Bytes of the plan's memory; sets the pointers when `base` is not NULL. */

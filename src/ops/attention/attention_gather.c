@@ -1,8 +1,9 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* The gather schedule: all keys and values that a rank sees are staged in global order, once, and
- * each of its halves then meets a prefix of them (or its window) in one section: no merges, and no small sections
- * that starve the tiles. It takes memory for all S rows, so it is for short sequences.
+/* The gather schedule: all keys and values that a rank sees are staged in global order, once,
+ * and each of its halves then meets a prefix of them (or its window) in one section: no merges, and
+ * no small sections that starve the tiles. It takes memory for all S rows, so it is for short
+ * sequences.
  *
  *   S open | copy own keys | wait C | half 0 x prefix | half 1 x prefix | [return i] | finish
  *   C      | fetch 1 | fetch 2 | ...                                    | [sum i]

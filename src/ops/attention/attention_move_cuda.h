@@ -1,6 +1,7 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* Launchers of the kernels that move rows of attention's tensors, on the current device. */
+/* Launchers of the kernels that begin a call of attention, move rows of its tensors and end it, on
+ * the current device. */
 #ifndef COFI_ATTENTION_MOVE_CUDA_H
 #define COFI_ATTENTION_MOVE_CUDA_H
 
@@ -12,6 +13,9 @@ extern "C" {
 #endif
 
 struct cofd_arena;
+struct cofd_binding;
+struct cofd_call;
+struct cofd_wait_options;
 
 /* A [batch, row, head, dim] tensor; strides in bytes, the dim contiguous. */
 struct cofi_attention_block {
@@ -40,11 +44,17 @@ struct cofi_attention_finish {
     int64_t pad_begin;
 };
 
+/* Begins the plan's call on its arena, waits for the last one's acks of all other ranks (`acks`, a
+ * purpose; negative: does not), and marks the call: cofi_cuda_call_begin, _wait_ack and _mark in
+ * one kernel. */
+cudaError_t cofi_launch_attention_begin(struct cofd_binding *binding, const struct cofd_call *call,
+                                        const struct cofd_wait_options *options, int acks, int mark,
+                                        cudaStream_t stream);
 cudaError_t cofi_launch_attention_move(const struct cofi_attention_move *move, int n_blocks,
                                        cudaStream_t stream);
 cudaError_t cofi_launch_attention_finish(const struct cofi_attention_finish *finish, int n_blocks,
                                          cudaStream_t stream);
-/* Loads both on the current device. */
+/* Loads all on the current device. */
 cudaError_t cofi_load_attention_move(void);
 
 #ifdef __cplusplus

@@ -1,13 +1,14 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* Rows of attention's tensors on their way: between tensors of any strides, and the end of a call.
- * None of these kernels waits. */
+/* The begin of a call, which alone waits; rows of attention's tensors on their way between tensors
+ * of any strides; and the end of a call. */
 #include "device/device_call.h"
 #include "ops/attention/attention_move_cuda.h"
 
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kCallThreads = 128; /* a thread for each rank, up to so many at a time */
 
 /* Head rows (batch, row, head) in this order, some threads to each. */
 struct head_row {
@@ -26,6 +27,29 @@ static __device__ __forceinline__ char *at(const struct cofi_attention_block &b,
                                            const struct head_row &r)
 {
     return b.data + r.batch * b.batch + r.row * b.row + r.head * b.head;
+}
+
+/* ---- begin ---------------------------------------------------------------------------------- */
+
+struct begin {
+    struct cofd_binding *binding;
+    struct cofd_call call;
+    struct cofd_wait_options options;
+    int acks, mark;
+};
+
+extern "C" __global__ void __launch_bounds__(kCallThreads, 1)
+    cofk_attention_begin(const __grid_constant__ struct begin x)
+{
+    struct cofd_binding *b = x.binding;
+    if (!cofd_call_begin(b, &x.call))
+        return;
+    if (x.acks >= 0 && !cofd_call_wait_ack(b, COFD_ALL_OTHERS, static_cast<uint32_t>(x.acks),
+                                           b->mark[x.mark], &x.options))
+        return;
+    cofd_block_sync(); /* all have read the mark */
+    if (threadIdx.x == 0)
+        b->mark[x.mark] = b->epoch;
 }
 
 /* ---- move ----------------------------------------------------------------------------------- */
@@ -108,6 +132,16 @@ static cudaError_t launch(void (*kernel)(Argument), int n_blocks, const Argument
                             stream);
 }
 
+cudaError_t cofi_launch_attention_begin(struct cofd_binding *binding, const struct cofd_call *call,
+                                        const struct cofd_wait_options *options, int acks, int mark,
+                                        cudaStream_t stream)
+{
+    struct begin x = {binding, *call, *options, acks, mark};
+    void *list[] = {&x};
+    return cudaLaunchKernel((const void *)cofk_attention_begin, dim3(1), dim3(kCallThreads), list,
+                            0, stream);
+}
+
 cudaError_t cofi_launch_attention_move(const struct cofi_attention_move *move, int n_blocks,
                                        cudaStream_t stream)
 {
@@ -122,10 +156,14 @@ cudaError_t cofi_launch_attention_finish(const struct cofi_attention_finish *fin
 
 cudaError_t cofi_load_attention_move(void)
 {
-    cudaFuncAttributes attributes;
-    cudaError_t error =
-        cudaFuncGetAttributes(&attributes, (const void *)cofk_attention_move);
-    return error == cudaSuccess
-               ? cudaFuncGetAttributes(&attributes, (const void *)cofk_attention_finish)
-               : error;
+    static const void *const kernels[] = {(const void *)cofk_attention_begin,
+                                          (const void *)cofk_attention_move,
+                                          (const void *)cofk_attention_finish};
+    cudaError_t error = cudaSuccess;
+    for (const void *kernel : kernels) {
+        cudaFuncAttributes attributes;
+        if (error == cudaSuccess)
+            error = cudaFuncGetAttributes(&attributes, kernel);
+    }
+    return error;
 }

@@ -8,7 +8,7 @@
 
 #include "ops/attention/attention_ref_lanes.h"
 
-/* One batch entry and query head: i counts query rows, j the key rows that i sees, d the head dim. */
+/* One batch entry and query head: i counts query rows, j the key rows that i sees, d head dims. */
 struct head {
     const struct cofi_attention_problem *p;
     const struct cofi_attention_ref *ref;

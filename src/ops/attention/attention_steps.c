@@ -66,23 +66,70 @@ static void add_own(struct making *m)
             (struct cofi_attention_job){.is_first = i < n_first, .pair = pairs[i]};
 }
 
-/* Of an owner's local row, in the buffer. */
-static int64_t in_buffer(const struct cofi_attention_fetch *f, int64_t row)
+/* A range of an owner's rows, from row `to` of the buffer on. */
+struct piece {
+    struct cofi_rows_range rows;
+    int64_t to;
+};
+
+/* The part of the pair whose keys are in the piece. */
+static bool cut_pair(const struct cofi_pair *from, const struct piece *piece,
+                     struct cofi_pair *pair)
 {
-    int i = f->n_ranges == 2 && row >= f->rows[1].begin;
-    return f->to[i] + row - f->rows[i].begin;
+    int64_t begin = most(from->k_begin, piece->rows.begin);
+    int64_t end = from->k_begin + from->k_rows;
+    end = end < piece->rows.end ? end : piece->rows.end;
+    *pair = *from;
+    pair->k_begin = piece->to + begin - piece->rows.begin;
+    pair->k_rows = end - begin;
+    if (pair->band.left != INT64_MAX || pair->band.right != INT64_MAX)
+        pair->band.diag -= begin - from->k_begin;
+    return begin < end;
 }
 
 static void add_pairs(struct making *m, const struct cofi_attention_fetch *f)
 {
-    struct cofi_pair pairs[COFI_MAX_PAIRS];
+    struct cofi_pair pairs[COFI_MAX_PAIRS], pair;
     struct cofi_attention_steps *s = m->steps;
     int n = cofi_attention_pairs(&m->spec->layout, &m->spec->sight, m->spec->rank, f->owner, pairs);
-    for (int i = 0; i < n; i++) {
-        pairs[i].k_begin = in_buffer(f, pairs[i].k_begin);
-        s->jobs[s->n_jobs++] =
-            (struct cofi_attention_job){.step = s->n_fetches, .pair = pairs[i]};
+    for (int i = 0; i < n; i++)
+        for (int r = 0; r < f->n_ranges; r++) {
+            const struct piece piece = {f->rows[r], f->to[r]};
+            if (cut_pair(&pairs[i], &piece, &pair))
+                s->jobs[s->n_jobs++] =
+                    (struct cofi_attention_job){.step = s->n_fetches, .pair = pair};
+        }
+}
+
+/* The fetch as one, its ranges one behind the other. */
+static void add_fetch(struct making *m, struct cofi_attention_fetch f)
+{
+    struct cofi_attention_steps *s = m->steps;
+    int64_t rows = f.rows[0].end - f.rows[0].begin;
+    f.to[1] = rows;
+    rows += f.n_ranges == 2 ? f.rows[1].end - f.rows[1].begin : 0;
+    s->buffer_rows = most(s->buffer_rows, rows);
+    s->fetches[s->n_fetches++] = f;
+    add_pairs(m, &f);
+}
+
+static void add_fetches(struct making *m, const struct cofi_attention_fetch *f)
+{
+    const cof_layout *l = &m->spec->layout;
+    struct cofi_attention_fetch part = *f;
+    int64_t second = cof_layout_halves(l) > 1 ? cof_layout_half_start(l, f->owner, 1) : INT64_MAX;
+    if (!m->spec->splits || m->steps->n_fetches > 0 || f->n_ranges != 1 ||
+        second <= f->rows[0].begin || second >= f->rows[0].end) {
+        add_fetch(m, *f);
+        return;
     }
+    part.rows[0].end = second;
+    part.has_more = true;
+    add_fetch(m, part);
+    part.rows[0] = (struct cofi_rows_range){second, f->rows[0].end};
+    part.has_more = false;
+    part.is_more = true;
+    add_fetch(m, part);
 }
 
 static void add_steps(struct making *m)
@@ -93,22 +140,17 @@ static void add_steps(struct making *m)
     if (!spec->gathers)
         add_own(m);
     for (int i = 1; i < n_ranks; i++) {
-        struct cofi_attention_fetch *f = &s->fetches[s->n_fetches];
-        *f = (struct cofi_attention_fetch){.owner = (spec->rank - i + n_ranks) % n_ranks};
-        f->n_ranges = cofi_attention_needed(&spec->layout, &spec->sight, spec->rank, f->owner,
-                                            f->rows);
-        if (f->n_ranges == 0)
+        struct cofi_attention_fetch f = {.owner = (spec->rank - i + n_ranks) % n_ranks};
+        f.n_ranges =
+            cofi_attention_needed(&spec->layout, &spec->sight, spec->rank, f.owner, f.rows);
+        if (f.n_ranges == 0)
             continue;
-        s->n_fetches++;
         if (spec->gathers) {
-            fetch_to_global(&spec->layout, f);
-            continue;
+            fetch_to_global(&spec->layout, &f);
+            s->fetches[s->n_fetches++] = f;
+        } else {
+            add_fetches(m, &f);
         }
-        int64_t rows = f->rows[0].end - f->rows[0].begin;
-        f->to[1] = rows;
-        rows += f->n_ranges == 2 ? f->rows[1].end - f->rows[1].begin : 0;
-        s->buffer_rows = most(s->buffer_rows, rows);
-        add_pairs(m, f);
     }
     if (spec->gathers) {
         s->buffer_rows = spec->layout.n_rows;
@@ -216,8 +258,8 @@ cof_status cofi_attention_steps_make(const struct cofi_attention_steps_spec *spe
     const size_t n = (size_t)spec->layout.n_ranks;
     struct making m = {.spec = spec, .steps = s};
     *s = (struct cofi_attention_steps){0};
-    s->fetches = calloc(n, sizeof *s->fetches);
-    s->jobs = calloc(n * COFI_MAX_PAIRS, sizeof *s->jobs);
+    s->fetches = calloc(n + 1, sizeof *s->fetches);
+    s->jobs = calloc((n + 1) * 2 * COFI_MAX_PAIRS, sizeof *s->jobs);
     cof_status status = COF_OK;
     if (!s->fetches || !s->jobs)
         status = COF_FAIL(COF_ERR_NOMEM, "attention plan: no memory for steps of %zu ranks", n);
