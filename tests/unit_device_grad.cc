@@ -29,6 +29,7 @@ struct grad_plan {
     model *m;
     int n_ranks, n_lanes;
     bool is_pull, by_steps;
+    int n_blocks;
     uint64_t ordinal, tagged, payload;
     struct cofi_gr_cut cut;
     std::vector<struct cofd_binding> bindings;
@@ -37,8 +38,10 @@ struct grad_plan {
     std::vector<std::vector<uint64_t>> acc; /* by rank: [lane][piece][PIECE]; order and sum */
     double seconds = BREAK ? 2 : 20;
 
-    grad_plan(model *on, int lanes, bool pull, bool steps)
-        : m(on), n_ranks(on->spec.n_ranks), n_lanes(lanes), is_pull(pull), by_steps(steps),
+    enum form { TOGETHER, APART, BY_STEPS };
+    grad_plan(model *on, int lanes, bool pull, form how)
+        : m(on), n_ranks(on->spec.n_ranks), n_lanes(lanes), is_pull(pull),
+          by_steps(how == BY_STEPS), n_blocks(how == APART ? 2 * lanes : lanes),
           ordinal(on->n_plans++), payload(0), bindings(size_t(n_ranks)),
           kernel_end(bindings.size()), has_failed(bindings.size()), acc(bindings.size())
     {
@@ -58,7 +61,7 @@ struct grad_plan {
             b.tagged_bytes = tags;
             acc[size_t(r)].resize(size_t(lanes * N_PIECES * PIECE));
             m->ranks[size_t(r)].bindings[ordinal] = reinterpret_cast<uintptr_t>(&b);
-            pthread_barrier_init(&kernel_end[size_t(r)], nullptr, unsigned(lanes));
+            pthread_barrier_init(&kernel_end[size_t(r)], nullptr, unsigned(n_blocks));
         }
         m->next_words += sizeof(struct cofi_line) * COFD_GRID_PURPOSES * size_t(n_ranks);
     }
@@ -90,15 +93,15 @@ struct grad_plan {
 
         void move(struct cofd_gr_item push, struct cofd_gr_item sum) const
         {
-            const uint32_t lane = cofd_block();
+            const uint32_t lane = cofd_gr_lane(&c), parts = cofd_gr_parts(&c);
             d->maybe(32, 300);
-            for (int i = 0; push.step && (c.parts & COFD_GR_STORE) && i < PIECE; i++) {
+            for (int i = 0; push.step && (parts & COFD_GR_STORE) && i < PIECE; i++) {
                 const int owner = cofd_gr_owner(&c, push.step);
                 uint64_t *to = p.is_pull ? p.place(r, owner, lane, push.piece)
                                          : p.place(owner, (push.step - 1) & 1, lane, push.piece);
                 to[i] = number(r, owner, g.epoch, lane, push.piece, i);
             }
-            for (int i = 0; sum.step && (c.parts & COFD_GR_ADD) && i < PIECE; i++)
+            for (int i = 0; sum.step && (parts & COFD_GR_ADD) && i < PIECE; i++)
                 add(sum, lane, i);
         }
 
@@ -171,8 +174,8 @@ struct grad_plan {
             cofd_grid_end(&g);
         CHECK(n_bad == 0, "rank %d, lane %u, epoch %u: %d numbers", r, cofd_block(), g.epoch,
               n_bad);
-        if (ok && (parts & COFD_GR_FINISH))
-            check_order(r, g.epoch);
+        if (ok && (cofd_gr_parts(c) & COFD_GR_FINISH))
+            check_order(r, cofd_gr_lane(c), g.epoch);
         if (!ok)
             has_failed[size_t(r)] = true;
         pthread_barrier_wait(&kernel_end[size_t(r)]);
@@ -182,9 +185,8 @@ struct grad_plan {
     }
 
     /* rank+1, rank+2, ... */
-    void check_order(int r, uint32_t epoch) const
+    void check_order(int r, uint32_t lane, uint32_t epoch) const
     {
-        const uint32_t lane = cofd_block();
         int n_bad = 0;
         for (uint32_t piece = 0; piece < N_PIECES; piece++)
             for (int i = 0; i < PIECE; i++) {
@@ -200,7 +202,8 @@ struct grad_plan {
     {
         struct cofd_gr_call c = call_of(r, writers);
         const int last = n_ranks - 1;
-        return launch(&c, COFD_GR_WHOLE, 1, last, 1, last > 0 ? last : 1, d);
+        const uint32_t apart = n_blocks > n_lanes ? uint32_t(COFD_GR_APART) : 0;
+        return launch(&c, COFD_GR_WHOLE | apart, 1, last, 1, last > 0 ? last : 1, d);
     }
 
     /* As on one stream: a step's rows go out before those of the same step are summed. */
@@ -252,7 +255,8 @@ static void run_blocks(int n_ranks, int n_blocks, const std::function<void(int)>
 
 struct shape {
     int n_ranks, n_lanes, n_plans;
-    bool is_pull, by_steps;
+    bool is_pull;
+    grad_plan::form form;
     uint32_t first_epoch;
 };
 
@@ -263,23 +267,23 @@ static void calls(const shape &s, int n_calls)
     model m(spec);
     std::vector<std::unique_ptr<grad_plan>> plans;
     for (int i = 0; i < s.n_plans; i++)
-        plans.emplace_back(new grad_plan(&m, s.n_lanes, s.is_pull != (i == 1), s.by_steps));
-    run_blocks(s.n_ranks, s.n_lanes, [&](int r) {
+        plans.emplace_back(new grad_plan(&m, s.n_lanes, s.is_pull != (i == 1), s.form));
+    run_blocks(s.n_ranks, plans[0]->n_blocks, [&](int r) {
         delays d = {uint64_t(r * 16) + cofd_block()};
         bool ok = true;
         int i = 0;
         for (; i < n_calls && ok; i++)
             ok = plans[mix(uint64_t(i)) % uint64_t(s.n_plans)]->call(r, uint64_t(i % 3), &d);
-        CHECK(ok, "rank %d, lane %u: call %d failed", r, cofd_block(), i - 1);
+        CHECK(ok, "rank %d, block %u: call %d failed", r, cofd_block(), i - 1);
     });
 }
 
 /* Ranks that pass other writers find out, all of them, and nobody waits for long. */
-static void writers_differ(int n_ranks, bool by_steps)
+static void writers_differ(int n_ranks, grad_plan::form form)
 {
     model m({n_ranks, 1, true});
-    grad_plan p(&m, 2, false, by_steps);
-    run_blocks(n_ranks, 2, [&](int r) {
+    grad_plan p(&m, 2, false, form);
+    run_blocks(n_ranks, p.n_blocks, [&](int r) {
         delays d = {uint64_t(r)};
         const bool ok = p.call(r, 0, &d);
         CHECK(ok, "the first call");
@@ -388,20 +392,25 @@ int main()
 {
     const int n = IS_SLOW ? 60 : 200;
     for (int n_ranks = 1; n_ranks <= MAX_RANKS + 1; n_ranks++)
-        for (int how = 0; how < 4; how++) {
-            const bool is_pull = how & 1, by_steps = how & 2;
-            calls({n_ranks, 1, 1, is_pull, by_steps, 1}, n);
-            calls({n_ranks, 2, 2, is_pull, by_steps, 1}, n);
+        for (int how = 0; how < 6; how++) {
+            const bool is_pull = how & 1;
+            const auto form = static_cast<grad_plan::form>(how / 2);
+            if (n_ranks == 1 && form == grad_plan::APART)
+                continue;
+            calls({n_ranks, 1, 1, is_pull, form, 1}, n);
+            calls({n_ranks, 2, 2, is_pull, form, 1}, n);
         }
-    for (int how = 0; how < 4; how++) {
-        calls({2, 2, 1, (how & 1) != 0, (how & 2) != 0, UINT32_MAX - 10}, 40);
-        calls({3, 2, 2, (how & 1) != 0, (how & 2) != 0, UINT32_MAX - 20}, 60);
-        calls({3, 1, 2, (how & 1) != 0, (how & 2) != 0, 0x80000000u - 20}, 60);
-        calls({3, 2, 1, (how & 1) != 0, (how & 2) != 0, 0xc0000000u - 9}, 40);
+    for (int how = 0; how < 6; how++) {
+        const bool is_pull = how & 1;
+        const auto form = static_cast<grad_plan::form>(how / 2);
+        calls({2, 2, 1, is_pull, form, UINT32_MAX - 10}, 40);
+        calls({3, 2, 2, is_pull, form, UINT32_MAX - 20}, 60);
+        calls({3, 1, 2, is_pull, form, 0x80000000u - 20}, 60);
+        calls({3, 2, 1, is_pull, form, 0xc0000000u - 9}, 40);
     }
-    writers_differ(2, false);
-    writers_differ(3, false);
-    writers_differ(2, true);
+    writers_differ(2, grad_plan::TOGETHER);
+    writers_differ(3, grad_plan::APART);
+    writers_differ(2, grad_plan::BY_STEPS);
     divisors();
     cuts();
     rows();

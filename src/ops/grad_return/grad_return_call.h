@@ -23,6 +23,11 @@ enum {
     COFD_GR_FINISH = 128,     /* own rows, rounding, outputs: with the last sum */
     COFD_GR_PULL = 256,
     COFD_GR_LEAVE_LAST = 512, /* negative control: the last writer is left out */
+    COFD_GR_APART = 1024,     /* a lane is two blocks: one stores, n_lanes further one sums */
+    COFD_GR_OF_STORING = COFD_GR_BEGIN | COFD_GR_WAIT_FREE | COFD_GR_STORE | COFD_GR_READY |
+                         COFD_GR_PULL,
+    COFD_GR_OF_SUMMING = COFD_GR_BEGIN | COFD_GR_WAIT_READY | COFD_GR_ADD | COFD_GR_ACK |
+                         COFD_GR_FINISH | COFD_GR_PULL | COFD_GR_LEAVE_LAST,
     COFD_GR_WHOLE = COFD_GR_BEGIN | COFD_GR_WAIT_FREE | COFD_GR_STORE | COFD_GR_READY |
                     COFD_GR_WAIT_READY | COFD_GR_ADD | COFD_GR_ACK | COFD_GR_FINISH
 };

@@ -196,8 +196,11 @@ struct steps {
 
 static cof_status launch(struct launcher *l, uint32_t parts, struct steps steps, cudaStream_t on)
 {
+    const struct cofi_gr_cuda *st = l->plan->state;
     const bool pushes = steps.first_push > 0, sums = steps.first_sum > 0;
     l->k.call.parts = faults(l->plan, parts);
+    if (parts == COFD_GR_WHOLE && pushes && st->is_apart)
+        l->k.call.parts |= COFD_GR_APART;
     l->k.call.first_push = pushes ? steps.first_push : 1;
     l->k.call.last_push = pushes ? steps.last_push : 0;
     l->k.call.first_sum = sums ? steps.first_sum : 1;

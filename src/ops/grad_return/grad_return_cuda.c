@@ -12,7 +12,7 @@
 /* 32 blocks fill the link; twice as many hide what a block waits for. A power of two cuts usual
  * sizes into whole turns. */
 #define DEFAULT_LANES 64
-#define MAX_LANES 128
+#define MAX_LANES 64
 #define MAX_GRAINS (INT64_C(1) << 31)
 
 /* ---- sizes ---------------------------------------------------------------------------------- */
@@ -59,16 +59,16 @@ static cof_status count_grains(const struct cofi_grad_return_plan *plan, int64_t
     return COF_OK;
 }
 
-/* Some room stays free for blocks of another plan, which may have come first on another rank and
- * fill the device there; of several launches a call, one that stores and one that sums run beside
- * each other, and each may wait for the other's on other ranks. */
-static int leave_room(const struct cofi_grad_return_plan *plan, int n)
+/* Of n blocks. Those that store and those that sum run beside each other, by one launch or several,
+ * and may wait for the other's on other ranks. Some room stays free for blocks of another plan,
+ * which may have come first on another rank and fill the device there. */
+static int choose_lanes(const struct cofi_grad_return_plan *plan, int n)
 {
-    int left = n - (n + 31) / 32, lanes = 1;
+    const int by = plan->n_ranks > 1 && n > 1 ? 2 : 1;
+    int lanes = 1;
     if (plan->params.max_ctas)
-        return n < MAX_LANES ? n : MAX_LANES;
-    left = by_steps(plan) ? left / 2 : left;
-    while (2 * lanes <= left && lanes < DEFAULT_LANES)
+        return n / by < MAX_LANES ? n / by : MAX_LANES;
+    while (2 * lanes * by <= n - n / 32 && lanes < DEFAULT_LANES)
         lanes *= 2;
     return lanes;
 }
@@ -81,7 +81,8 @@ static const void *fast_kernel(const struct cofi_grad_return_plan *plan)
 }
 
 /* The same on all ranks, or they find out by the describe line. */
-static cof_status choose_cut(const struct cofi_grad_return_plan *plan, struct cofi_gr_cut *cut)
+static cof_status choose_cut(const struct cofi_grad_return_plan *plan, struct cofi_gr_cut *cut,
+                             bool *is_apart)
 {
     const void *fast = fast_kernel(plan);
     const int most = plan->params.max_ctas;
@@ -94,7 +95,8 @@ static cof_status choose_cut(const struct cofi_grad_return_plan *plan, struct co
         COF_TRY(cofi_cuda_max_blocks(plan->base.team, fast, COFI_GR_THREADS, 0, most, &n_fast));
         n = n_fast < n ? n_fast : n;
     }
-    *cut = cofi_gr_cut_make((uint64_t)n_grains, leave_room(plan, n));
+    *cut = cofi_gr_cut_make((uint64_t)n_grains, choose_lanes(plan, n));
+    *is_apart = plan->n_ranks > 1 && n >= 2 * (int)cut->n_lanes;
     return COF_OK;
 }
 
@@ -122,10 +124,11 @@ static size_t lay_out_local(struct cofi_grad_return_plan *plan, struct cofi_gr_c
 static cof_status lay_out(struct cofi_grad_return_plan *plan)
 {
     struct cofi_gr_cut cut;
+    bool is_apart;
     COF_FAIL_IF(plan->n_ranks > COFD_GRID_MAX_RANKS, COF_ERR_UNSUPPORTED,
                 "team: %d ranks, wanted at most %d on CUDA devices", plan->n_ranks,
                 COFD_GRID_MAX_RANKS);
-    COF_TRY(choose_cut(plan, &cut));
+    COF_TRY(choose_cut(plan, &cut, &is_apart));
     plan->has_arena = true; /* of the caller's memory: for failures */
     plan->n_purposes = COFD_GRID_PURPOSES;
     plan->acks = 0;
@@ -140,7 +143,8 @@ static cof_status lay_out(struct cofi_grad_return_plan *plan)
 static void describe(const struct cofi_grad_return_plan *plan, char *text, size_t bytes)
 {
     struct cofi_gr_cut cut;
-    if (choose_cut(plan, &cut) != COF_OK) /* lay_out had it */
+    bool is_apart;
+    if (choose_cut(plan, &cut, &is_apart) != COF_OK) /* lay_out had it */
         return;
     snprintf(text, bytes, "max_ctas=%d lanes=%u pieces=%u", plan->params.max_ctas, cut.n_lanes,
              cut.n_pieces);
@@ -222,7 +226,7 @@ static cof_status open_plan(struct cofi_grad_return_plan *plan)
     st->fast = fast_kernel(plan);
     st->by_steps = by_steps(plan);
     st->is_staged = is_staged(plan);
-    COF_TRY(choose_cut(plan, &st->cut));
+    COF_TRY(choose_cut(plan, &st->cut, &st->is_apart));
     COF_TRY(cofi_cuda_enter(plan->base.team->world->device->device, &scope));
     cof_status status = open_here(plan, st);
     if (status == COF_OK && plan->params.peers)

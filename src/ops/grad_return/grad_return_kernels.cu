@@ -349,12 +349,12 @@ template <class Turns> struct cofk_mover {
         const Turns turns = {k};
         const uint32_t step = COFI_GR_THREADS * Turns::unroll;
         uint32_t p = 0, p_end = 0, s = 0, s_end = 0;
-        if (push.step != 0 && (k.call.parts & COFD_GR_STORE))
-            cofi_gr_piece(&k.call.cut, blockIdx.x, push.piece,
+        const uint32_t lane = cofd_gr_lane(&k.call), parts = cofd_gr_parts(&k.call);
+        if (push.step != 0 && (parts & COFD_GR_STORE))
+            cofi_gr_piece(&k.call.cut, lane, push.piece,
                           cofk_grains(k, k.step[push.step - 1].rows.n_rows), &p, &p_end);
-        if (sum.step != 0 && (k.call.parts & (COFD_GR_ADD | COFD_GR_FINISH)))
-            cofi_gr_piece(&k.call.cut, blockIdx.x, sum.piece, cofk_grains(k, k.own.n_rows), &s,
-                          &s_end);
+        if (sum.step != 0 && (parts & (COFD_GR_ADD | COFD_GR_FINISH)))
+            cofi_gr_piece(&k.call.cut, lane, sum.piece, cofk_grains(k, k.own.n_rows), &s, &s_end);
 #pragma unroll 1
         for (; p < p_end || s < s_end; p += step, s += step)
             turns.turn(push, p + threadIdx.x, p_end, sum, s + threadIdx.x, s_end);
@@ -367,7 +367,8 @@ static __device__ __noinline__ void cofk_fill_lane(const struct cofi_gr_kernel &
     const int bytes = k.out_elem == COFI_GR_F32 ? 4 : 2;
     for (uint32_t piece = 0; piece < k.call.cut.n_pieces; piece++) {
         uint32_t g, end;
-        cofi_gr_piece(&k.call.cut, blockIdx.x, piece, cofk_grains(k, k.own.n_rows), &g, &end);
+        cofi_gr_piece(&k.call.cut, cofd_gr_lane(&k.call), piece, cofk_grains(k, k.own.n_rows), &g,
+                      &end);
         for (g += threadIdx.x; g < end; g += COFI_GR_THREADS) {
             const struct cofi_gr_at at = cofi_gr_find(k.shape, k.own.n_rows, g);
             char *to = k.out.data[at.is_v] + cofk_element(k.out, at, at.row, k.grain) * bytes;
@@ -384,15 +385,16 @@ template <class Turns> COFK_INLINE void cofk_run(const struct cofi_gr_kernel &k)
     struct cofd_grid g = {&k.call.grid, 0};
     uint32_t last = 0;
     const struct cofk_mover<Turns> mover = {k};
+    const uint32_t parts = cofd_gr_parts(&k.call);
     bool is_alive = cofd_gr_begin(&k.call, &g, &last);
-    if (is_alive && (k.call.parts & (COFD_GR_FINISH | COFD_GR_BEGIN)) == COFD_GR_FINISH)
+    if (is_alive && (parts & (COFD_GR_FINISH | COFD_GR_BEGIN)) == COFD_GR_FINISH)
         is_alive = cofd_block_all(threadIdx.x != 0 || !cofd_is_told(k.call.grid.arena));
     if (is_alive)
         is_alive = cofd_gr_run_lane(&k.call, &g, last, mover);
     if (!is_alive) {
-        if (k.call.parts & COFD_GR_FINISH)
+        if (parts & COFD_GR_FINISH)
             cofk_fill_lane(k);
-    } else if (k.call.parts & COFD_GR_BEGIN) {
+    } else if (parts & COFD_GR_BEGIN) {
         cofd_grid_end(&g);
     }
 }
@@ -466,7 +468,8 @@ cudaError_t cofi_gr_launch(const void *entry, const struct cofi_gr_kernel *kerne
                            cudaStream_t stream)
 {
     void *arguments[] = {(void *)kernel};
-    return cudaLaunchKernel(entry, dim3(kernel->call.cut.n_lanes), dim3(COFI_GR_THREADS), arguments,
+    const bool is_apart = kernel->call.parts & COFD_GR_APART;
+    return cudaLaunchKernel(entry, dim3(kernel->call.cut.n_lanes * (is_apart ? 2 : 1)), dim3(COFI_GR_THREADS), arguments,
                             0, stream);
 }
 

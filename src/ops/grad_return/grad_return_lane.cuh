@@ -21,10 +21,12 @@
  *   later steps: ack of this call <-----------   step i-2 summed: ack
  *   stores a piece; ready          ----------->  waits for ready; adds the piece
  *
- * Item n of a call is piece n mod n_pieces of step 1 + n / n_pieces. A block pushes item n+1 and
- * sums item n in one loop, so that stores to the peer go out under loads and stores of the sum. All
- * waits are for items with lower numbers, and every block of a lane goes through the items in the
- * same order: no cycle, whatever number of blocks runs at once. */
+ * Item n of a call is piece n mod n_pieces of step 1 + n / n_pieces. In a whole call a lane is two
+ * blocks on each rank: one stores items, the other sums them (COFD_GR_APART); they share nothing,
+ * and the one's release of what it stored, some microseconds on a busy link, holds up no sum. A
+ * block that has both parts stores item n+1 and sums item n in one loop. All waits are for items
+ * with lower numbers, and every block goes through the items in the same order: no cycle where all
+ * blocks run at once. */
 #ifndef COFI_GRAD_RETURN_LANE_CUH
 #define COFI_GRAD_RETURN_LANE_CUH
 
@@ -107,13 +109,26 @@ COFD_FN struct cofd_gr_item cofd_gr_item(const struct cofd_gr_call *c, int32_t f
     return item;
 }
 
+/* The block's. */
+COFD_FN uint32_t cofd_gr_lane(const struct cofd_gr_call *c)
+{
+    return cofd_block() < c->cut.n_lanes ? cofd_block() : cofd_block() - c->cut.n_lanes;
+}
+
+COFD_FN uint32_t cofd_gr_parts(const struct cofd_gr_call *c)
+{
+    if (!(c->parts & COFD_GR_APART))
+        return c->parts;
+    return c->parts & (cofd_block() < c->cut.n_lanes ? COFD_GR_OF_STORING : COFD_GR_OF_SUMMING);
+}
+
 /* One thread. `last`: epoch of the plan's call before, 0: none. */
 COFD_FN bool cofd_gr_wait_free(const struct cofd_gr_call *c, const struct cofd_grid *g,
                                uint32_t lane, struct cofd_gr_item push, uint32_t last)
 {
-    const bool is_early = (c->parts & COFD_GR_PULL) || push.step <= 2;
+    const bool is_early = (cofd_gr_parts(c) & COFD_GR_PULL) || push.step <= 2;
     const uint32_t want = is_early ? last : g->epoch;
-    if (!(c->parts & COFD_GR_WAIT_FREE) || push.step == 0 || push.piece != 0 || want == 0)
+    if (!(cofd_gr_parts(c) & COFD_GR_WAIT_FREE) || push.step == 0 || push.piece != 0 || want == 0)
         return true;
     const int owner = cofd_gr_owner(c, push.step);
     return cofd_gr_wait(g, owner, COFI_ACK, cofd_gr_ack(c, c->grid.rank, lane, owner), want,
@@ -123,7 +138,7 @@ COFD_FN bool cofd_gr_wait_free(const struct cofd_gr_call *c, const struct cofd_g
 COFD_FN bool cofd_gr_wait_ready(const struct cofd_gr_call *c, const struct cofd_grid *g,
                                 uint32_t lane, struct cofd_gr_item sum)
 {
-    if (!(c->parts & COFD_GR_WAIT_READY) || sum.step == 0 || sum.step >= c->grid.n_ranks)
+    if (!(cofd_gr_parts(c) & COFD_GR_WAIT_READY) || sum.step == 0 || sum.step >= c->grid.n_ranks)
         return true;
     const int writer = cofd_gr_writer(c, sum.step);
     return cofd_gr_wait(g, writer, COFI_READY,
@@ -134,7 +149,7 @@ COFD_FN bool cofd_gr_wait_ready(const struct cofd_gr_call *c, const struct cofd_
 /* The next user of the step's slot: two steps on, or the first user in the next call. */
 COFD_FN int32_t cofd_gr_freed_for(const struct cofd_gr_call *c, int32_t step)
 {
-    if (c->parts & COFD_GR_PULL)
+    if (cofd_gr_parts(c) & COFD_GR_PULL)
         return step;
     return step + 2 <= c->grid.n_ranks - 1 ? step + 2 : (step - 1) % 2 + 1;
 }
@@ -143,10 +158,10 @@ COFD_FN int32_t cofd_gr_freed_for(const struct cofd_gr_call *c, int32_t step)
 COFD_FN void cofd_gr_signal(const struct cofd_gr_call *c, const struct cofd_grid *g, uint32_t lane,
                             struct cofd_gr_item push, struct cofd_gr_item sum)
 {
-    if ((c->parts & COFD_GR_READY) && push.step != 0)
+    if ((cofd_gr_parts(c) & COFD_GR_READY) && push.step != 0)
         cofd_store_release_sys(cofd_gr_ready(c, cofd_gr_owner(c, push.step), lane, push.piece,
                                              c->grid.rank), cofd_grid_tag(g));
-    if (!(c->parts & COFD_GR_ACK) || sum.step == 0 || sum.step >= c->grid.n_ranks ||
+    if (!(cofd_gr_parts(c) & COFD_GR_ACK) || sum.step == 0 || sum.step >= c->grid.n_ranks ||
         sum.piece != c->cut.n_pieces - 1)
         return;
     const int writer = cofd_gr_writer(c, cofd_gr_freed_for(c, sum.step));
@@ -159,7 +174,7 @@ template <class Io>
 COFD_FN bool cofd_gr_run_lane(const struct cofd_gr_call *c, const struct cofd_grid *g,
                               uint32_t last, const Io &io)
 {
-    const uint32_t lane = cofd_block();
+    const uint32_t lane = cofd_gr_lane(c);
     const int64_t n_pushes = (int64_t)(c->last_push - c->first_push + 1) * c->cut.n_pieces;
     const int64_t n_sums = (int64_t)(c->last_sum - c->first_sum + 1) * c->cut.n_pieces;
     const int64_t end = n_sums > n_pushes - 1 ? n_sums : n_pushes - 1;
@@ -186,7 +201,7 @@ COFD_FN bool cofd_gr_run_lane(const struct cofd_gr_call *c, const struct cofd_gr
 COFD_FN bool cofd_gr_begin(const struct cofd_gr_call *c, struct cofd_grid *g, uint32_t *last)
 {
     struct cofd_binding *b = c->grid.binding;
-    if (!(c->parts & COFD_GR_BEGIN)) {
+    if (!(cofd_gr_parts(c) & COFD_GR_BEGIN)) {
         g->epoch = b->epoch;
         *last = b->mark[COFD_GR_MARK];
         return cofd_block_all(!cofd_is_dead(c->grid.arena));

@@ -14,6 +14,7 @@
 
 struct cofi_gr_cuda {
     struct cofi_gr_cut cut;
+    bool is_apart; /* blocks of a lane that store from those that sum */
     int grain;
     const void *fast, *any; /* kernels; fast: NULL where a grain is one element */
     bool by_steps;          /* several launches a call: by section, staged, the caller's memory */
