@@ -257,6 +257,7 @@ static cof_status run_steps(struct cofi_cpu_stream *s, struct cofi_tri_plan *pla
                   plan->params.reduce_param_grads ? wanted_grads(c) : 0}};
     COF_TRY(cofi_call_begin(&plan->binding, &call));
     st->shape = cofi_tri_cpu_shape(plan, c->n, c->n_batch);
+    cofi_tri_cpu_set_tiles(plan);
     cofi_tri_cpu_set_ports(plan);
     COF_TRY(c->backward ? backward(s, plan) : forward(s, plan));
     cofi_call_end(&plan->binding);
