@@ -29,9 +29,17 @@ enum { COFI_TRI_WORD_TRI, COFI_TRI_WORD_DTRI, COFI_TRI_WORD_DAB, COFI_TRI_WORD_H
  *   AB    a, b        to the owners of features, planes [half][feature][B][rows][pitch]
  *   TRI   tri         to the owners of tokens, blocks [feature][B][Ni][pitch]
  *   DTRI  d tri       planes, in the wide type
- *   DAB   d a, d b    blocks [half][feature][B][Ni][pitch], likewise */
+ *   DAB   d a, d b    blocks [half][feature][B][Ni][pitch], fp32 */
 enum cofi_tri_exchange { COFI_TRI_AB, COFI_TRI_TRI, COFI_TRI_DTRI, COFI_TRI_DAB,
                          COFI_TRI_EXCHANGES };
+
+/* d a and d b are fp32: gradients of weights are sums of many of them, where what bf16 drops does
+ * not cancel. */
+static inline enum cofi_elem cofi_tri_cpu_elem(const struct cofi_tri_plan *plan,
+                                               enum cofi_tri_exchange e)
+{
+    return e == COFI_TRI_AB ? plan->elem : e == COFI_TRI_DAB ? COFI_ELEM_F32 : plan->wide;
+}
 
 /* Where the values of one exchange lie: at a rank's own region or saved copy, or on the way. */
 struct cofi_tri_port {

@@ -96,7 +96,7 @@ static void store_tile(struct cofi_tri_plan *plan, const struct space *space,
         const int64_t i_end = block.row + block.n_rows, j_end = block.col + block.n_cols;
         const int64_t i1 = i_end < m_end ? i_end : m_end, j1 = j_end < n_end ? j_end : n_end;
         for (int64_t i = i0; i < i1 && j0 < j1; i++)
-            cofi_vec_store(space->vec, plan->wide,
+            cofi_vec_store(space->vec, cofi_tri_cpu_elem(plan, x->to),
                            cofi_tri_port_at(port, x->half, x->h, x->batch, i, j0),
                            space->c + (i - m) * s->tile + j0 - n, j1 - j0);
     }
@@ -135,7 +135,7 @@ static struct plane plane_of(const struct cofi_tri_plan *plan, enum cofi_tri_exc
     const struct cofi_tri_cpu_state *st = plan->state;
     const struct cofi_tri_port *in = &st->inbox[e];
     return (struct plane){cofi_tri_port_at(in, half, h, b, 0, 0), in->row,
-                          e == COFI_TRI_AB ? plan->elem : plan->wide};
+                          cofi_tri_cpu_elem(plan, e)};
 }
 
 /* Outgoing tri = a b^T:  d a = d tri b,    d b = d tri^T a.

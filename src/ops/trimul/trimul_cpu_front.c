@@ -73,7 +73,7 @@ static void grad_half(struct cofi_tri_tile *t, float *pg, int64_t block, int hal
         }
         const struct cofi_gate_row gate = {.p = pg + p * n, .g = pg + g * n, .p_bias = bias[p],
                                            .g_bias = bias[g], .mask = mask, .n = n};
-        cofi_tri_load_across(t, &st->inbox[COFI_TRI_DAB], t->plan->wide, half, h, row);
+        cofi_tri_load_across(t, &st->inbox[COFI_TRI_DAB], COFI_ELEM_F32, half, h, row);
         t->gate->gate_grad(pg + p * n, pg + g * n, row, &gate);
     }
 }

@@ -136,7 +136,7 @@ static void set_regions(const struct cofi_tri_plan *plan, struct cofi_tri_cpu_si
     s->bytes[COFI_TRI_TRI] = (size_t)(h * b * block_bytes(plan, wide));
     if (has_backward) {
         s->bytes[COFI_TRI_DTRI] = (size_t)(own * b * plane_bytes(plan, wide));
-        s->bytes[COFI_TRI_DAB] = (size_t)(2 * h * b * block_bytes(plan, wide));
+        s->bytes[COFI_TRI_DAB] = (size_t)(2 * h * b * block_bytes(plan, (int)sizeof(float)));
     }
     for (int e = 0; e < COFI_TRI_EXCHANGES; e++) {
         s->offset[e] = at;
@@ -220,10 +220,9 @@ static void set_local(const struct cofi_tri_plan *plan, struct cofi_tri_cpu_size
     s->weights = weights_at(plan, s, NULL, &w);
     if (is_staged(plan)) {
         const int64_t own = max_features(plan) * plan->n_ranks * p->n_batch;
-        const int64_t wide_bytes = block_bytes(plan, wide);
-        const int64_t in = 2 * own * block_bytes(plan, item);
-        const int64_t out = (has_backward ? 2 : 1) * own * wide_bytes;
-        s->staging = (size_t)(in > out ? in : out);
+        const int64_t ab = 2 * block_bytes(plan, item), tri = block_bytes(plan, wide);
+        const int64_t dab = 2 * block_bytes(plan, (int)sizeof(float)); /* more than either */
+        s->staging = (size_t)(own * (has_backward ? dab : ab > tri ? ab : tri));
     }
     if (has_backward) {
         s->stash = (size_t)(p->n_batch * max_part(plan, 0) * max_part(plan, 1) * p->dim * wide);

@@ -19,7 +19,7 @@ static int n_halves(enum cofi_tri_exchange e)
 
 static int64_t item_bytes(const struct cofi_tri_plan *plan, enum cofi_tri_exchange e)
 {
-    return cofi_elem_bytes(e == COFI_TRI_AB ? plan->elem : plan->wide);
+    return cofi_elem_bytes(cofi_tri_cpu_elem(plan, e));
 }
 
 static int64_t first_feature(const struct cofi_tri_plan *plan, int rank)
