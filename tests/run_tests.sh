@@ -184,7 +184,7 @@ export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
 
 one_thread='allreduce_rmsnorm_ref|attention_args|attention_cpu|attention_ref|bench'
 one_thread+='|check_memory|core|dlpack|gemm|gemm_bits|grad_return_args'
-one_thread+='|layout|memory|npy|pin|safetensors|vec'
+one_thread+='|layout|memory|npy|option_table|pin|safetensors|vec'
 
 for preset in "${presets[@]}"; do
     built "$preset" || continue
