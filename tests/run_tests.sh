@@ -133,6 +133,9 @@ fi
 run ci/models 1200 ci/check_models.sh
 run check/shm 500 build/cofuse check attention grad_return --ranks 1,2,3,4
 run check/allreduce_rmsnorm 500 build/cofuse check allreduce_rmsnorm --ranks 1,2,3,4,6,8
+run check/trimul 500 build/cofuse check trimul --ranks 1,2,3,4
+run check/trimul_many 300 build/cofuse check --ranks 6,8 'trimul*N=2 *' 'trimul*N=7 *' \
+    'trimul*N=17:64:7:17 *'
 run check/allreduce_rmsnorm_16 300 build/cofuse check 'allreduce_rmsnorm*h=64 *' --ranks 16
 for engine in shm thread attach; do
     run "check/runtime_$engine" 300 build/cofuse check runtime --engine $engine --ranks 1,2,3,4
@@ -162,12 +165,13 @@ done
 # Small cases in the other ways to run.
 small=('attention*s=? *' 'attention*s=129 ' 'grad_return*s=? *' 'grad_return*s=129 '
     'allreduce_rmsnorm*h=? *' 'allreduce_rmsnorm*h=64 *' 'allreduce_rmsnorm*h=257 *'
-    'allreduce_rmsnorm*h=1000 *')
+    'allreduce_rmsnorm*h=1000 *' 'trimul*N=7 *' 'trimul*N=33:5 *' 'trimul*N=17:64:7:17 *')
 run check/thread 300 build/cofuse check --engine thread --ranks 3 "${small[@]}"
 run check/attach 300 build/cofuse check --engine attach --ranks 2 "${small[@]}"
 run check/staged 300 env COFUSE_FORCE_STAGED=1 build/cofuse check --ranks 3 "${small[@]}"
 run check/plain 300 env COFUSE_GEMM=plain COFUSE_CPU_ISA=scalar \
-    build/cofuse check --ranks 2 'attention*s=? *' 'attention*s=129 *dims=?/? *'
+    build/cofuse check --ranks 2 'attention*s=? *' 'attention*s=129 *dims=?/? *' \
+    'trimul*N=7 *' 'trimul*N=17 *'
 
 # Address space randomisation of some kernels is too wide for ThreadSanitizer's shadow.
 fixed_addresses=()
@@ -180,7 +184,7 @@ export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
 
 one_thread='allreduce_rmsnorm_ref|attention_args|attention_cpu|attention_ref|bench'
 one_thread+='|check_memory|core|dlpack|gemm|gemm_bits|grad_return_args'
-one_thread+='|layout|memory|npy|pin|safetensors|trimul_args|vec|vec_gate'
+one_thread+='|layout|memory|npy|option_table|pin|safetensors|trimul_args|vec|vec_gate'
 
 for preset in "${presets[@]}"; do
     built "$preset" || continue
@@ -199,12 +203,14 @@ for preset in "${presets[@]}"; do
     tsan)
         run tsan/check 400 "${fixed_addresses[@]}" build/tsan/cofuse check \
             --engine thread --ranks 2,3 'attention*s=7 ' 'attention*s=129 *heads=1:1*' \
-            'grad_return*s=1 ' 'allreduce_rmsnorm*h=8 *' 'allreduce_rmsnorm*h=257 *' runtime
+            'grad_return*s=1 ' 'allreduce_rmsnorm*h=8 *' 'allreduce_rmsnorm*h=257 *' \
+            'trimul*N=2 *' 'trimul*N=17:64:7:17 *D=8 *' runtime
         ;;
     *)
         run "$preset/check" 400 "build/$preset/cofuse" check --ranks 3 'attention*s=? *' \
             'attention*s=129 ' 'grad_return*s=? *' 'allreduce_rmsnorm*h=8 *' \
-            'allreduce_rmsnorm*h=257 *' 'allreduce_rmsnorm*layout=odd*' runtime
+            'allreduce_rmsnorm*h=257 *' 'allreduce_rmsnorm*layout=odd*' 'trimul*N=2 *' \
+            'trimul*N=7 *' 'trimul*N=33:5 *' runtime
         ;;
     esac
 done

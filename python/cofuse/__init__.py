@@ -28,12 +28,16 @@ from ._cofuse import (
     SystemFailure,
     Team,
     Timeout,
+    TrimulPlan,
     Unsupported,
     World,
     __version__,
     allreduce_rmsnorm_workspace,
     attention_workspace,
     grad_return_workspace,
+    trimul_block,
+    trimul_import_rows,
+    trimul_workspace,
 )
 from ._functional import allreduce_rmsnorm, attention, attention_backward, grad_return
 from ._init import init
@@ -58,6 +62,7 @@ __all__ = [
     "SystemFailure",
     "Team",
     "Timeout",
+    "TrimulPlan",
     "Unsupported",
     "World",
     "__version__",
@@ -69,4 +74,7 @@ __all__ = [
     "grad_return",
     "grad_return_workspace",
     "init",
+    "trimul_block",
+    "trimul_import_rows",
+    "trimul_workspace",
 ]

@@ -244,9 +244,75 @@ class AllreduceRmsnormPlan:
     ) -> None: ...
     def destroy(self) -> None: ...
 
+@final
+class TrimulPlan:
+    def __new__(
+        cls,
+        team: Team,
+        *,
+        dtype: Any,
+        n_rows: int,
+        dim: int,
+        hidden: int = 0,
+        n_batch: int = 1,
+        direction: Enum = "outgoing",
+        grid_rows: int = 0,
+        grid_cols: int = 0,
+        shard: Enum = "balanced",
+        row_offsets: Optional[Sequence[int]] = None,
+        col_offsets: Optional[Sequence[int]] = None,
+        eps_in: float = 0.0,
+        eps_out: float = 0.0,
+        norm_dtype: Any = None,
+        mask_dtype: Any = None,
+        save: Enum = "none",
+        forward_only: bool = False,
+        reduce_param_grads: bool = False,
+        chunk_features: int = 0,
+        max_ctas: int = 0,
+        arena: Optional[Arena] = None,
+    ) -> TrimulPlan: ...
+    @property
+    def describe(self) -> str: ...
+    @property
+    def is_open(self) -> bool: ...
+    def set_weights(
+        self, weights: dict[str, Tensor], check: bool = False, stream: AnyStream = None
+    ) -> None: ...
+    def forward(
+        self,
+        x: Tensor,
+        out: Tensor,
+        mask: Optional[Tensor] = None,
+        residual: Optional[Tensor] = None,
+        n: int = 0,
+        saved: Optional[Tensor] = None,
+        stream: AnyStream = None,
+    ) -> None: ...
+    def backward(
+        self,
+        x: Tensor,
+        dout: Tensor,
+        dx: Tensor,
+        grads: Optional[dict[str, Tensor]] = None,
+        mask: Optional[Tensor] = None,
+        residual: Optional[Tensor] = None,
+        n: int = 0,
+        saved: Optional[Tensor] = None,
+        stream: AnyStream = None,
+    ) -> None: ...
+    def destroy(self) -> None: ...
+
 def allreduce_rmsnorm_workspace(team: Team, **params: Any) -> dict[str, int]: ...
 def attention_workspace(team: Team, **params: Any) -> dict[str, int]: ...
 def grad_return_workspace(team: Team, **params: Any) -> dict[str, int]: ...
+def trimul_workspace(team: Team, **params: Any) -> dict[str, int]: ...
+def trimul_block(
+    n_ranks: int, rank: int, n: int, /, **params: Any
+) -> tuple[int, int, int, int]: ...
+def trimul_import_rows(
+    src: Tensor, dst: Tensor, order: Enum = "stacked", swap_ab: bool = False
+) -> None: ...
 def _layout(
     what: str, kind: Enum, chunking: Enum, n_ranks: int, n_rows: int, a: int = 0, b: int = 0
 ) -> int: ...

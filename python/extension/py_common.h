@@ -55,7 +55,7 @@ enum cofi_py_kind { /* in the order in which a world closes them */
     COFI_PY_WORLD
 };
 
-#define COFI_PY_MAX_TENSORS 10
+#define COFI_PY_MAX_TENSORS 18
 
 /* What a queued call needs until it has run. */
 struct cofi_py_held {
@@ -89,7 +89,8 @@ struct cofi_py_object {
 };
 
 extern PyTypeObject *cofi_py_types[COFI_PY_WORLD + 1], *cofi_py_attention_type,
-    *cofi_py_grad_return_type, *cofi_py_allreduce_rmsnorm_type, *cofi_py_event_type;
+    *cofi_py_grad_return_type, *cofi_py_allreduce_rmsnorm_type, *cofi_py_trimul_type,
+    *cofi_py_event_type;
 
 /* A new object below the given ones, not open yet; NULL with an exception. */
 struct cofi_py_object *cofi_py_new(PyTypeObject *type, enum cofi_py_kind kind,
@@ -128,7 +129,7 @@ PyObject *cofi_py_is_open(PyObject *self, void *unused);
 
 extern PyType_Spec cofi_py_world_spec, cofi_py_team_spec, cofi_py_stream_spec, cofi_py_arena_spec,
     cofi_py_attention_spec, cofi_py_grad_return_spec, cofi_py_allreduce_rmsnorm_spec,
-    cofi_py_event_spec;
+    cofi_py_trimul_spec, cofi_py_event_spec;
 
 /* ---- streams -------------------------------------------------------------------------------- */
 
@@ -153,7 +154,8 @@ enum cofi_py_field_kind {
     COFI_PY_FLOAT,
     COFI_PY_DOUBLE,
     COFI_PY_DTYPE,
-    COFI_PY_ENUM
+    COFI_PY_ENUM,
+    COFI_PY_OFFSETS /* const int64_t *: a copy of a sequence, -1 behind it */
 };
 
 struct cofi_py_field {
@@ -163,8 +165,10 @@ struct cofi_py_field {
     const char *const *names; /* ENUM: by value, NULL at the end */
 };
 
-/* Fills a struct from keywords; None is left at zero. */
+/* Fills a struct from keywords; None is left at zero. After it, also where it failed, free has to
+ * be called: it takes back the copies of OFFSETS. */
 bool cofi_py_fields_read(PyObject *keywords, const struct cofi_py_field *fields, void *params);
+void cofi_py_fields_free(const struct cofi_py_field *fields, void *params);
 /* An enumerator from its name or its number. */
 bool cofi_py_enum_read(PyObject *object, const char *name, const char *const *names, int *out);
 
@@ -177,5 +181,8 @@ PyObject *cofi_py_attention_workspace(PyObject *module, PyObject *args, PyObject
 PyObject *cofi_py_grad_return_workspace(PyObject *module, PyObject *args, PyObject *keywords);
 PyObject *cofi_py_allreduce_rmsnorm_workspace(PyObject *module, PyObject *args,
                                               PyObject *keywords);
+PyObject *cofi_py_trimul_workspace(PyObject *module, PyObject *args, PyObject *keywords);
+PyObject *cofi_py_trimul_block(PyObject *module, PyObject *args, PyObject *keywords);
+PyObject *cofi_py_trimul_import_rows(PyObject *module, PyObject *args, PyObject *keywords);
 
 #endif

@@ -7,7 +7,8 @@ const char *const cofi_py_layout_names[] = {"zigzag", "contiguous", NULL};
 const char *const cofi_py_chunking_names[] = {"balanced", "padded", NULL};
 const char *const cofi_py_mask_names[] = {"none", "causal", NULL};
 
-PyTypeObject *cofi_py_attention_type, *cofi_py_grad_return_type, *cofi_py_allreduce_rmsnorm_type;
+PyTypeObject *cofi_py_attention_type, *cofi_py_grad_return_type, *cofi_py_allreduce_rmsnorm_type,
+    *cofi_py_trimul_type;
 
 /* ---- layouts -------------------------------------------------------------------------------- */
 
@@ -71,6 +72,15 @@ static PyMethodDef functions[] = {
     {"allreduce_rmsnorm_workspace", COFI_PY_KEYWORDS(cofi_py_allreduce_rmsnorm_workspace),
      "allreduce_rmsnorm_workspace(team, **params) -> dict\n\nThe same of an "
      "AllreduceRmsnormPlan."},
+    {"trimul_workspace", COFI_PY_KEYWORDS(cofi_py_trimul_workspace),
+     "trimul_workspace(team, **params) -> dict\n\nThe same of a TrimulPlan."},
+    {"trimul_block", COFI_PY_KEYWORDS(cofi_py_trimul_block),
+     "trimul_block(n_ranks, rank, n, /, **params) -> (row, n_rows, col, n_cols)\n\n"
+     "The block of a rank in a call with n rows, of a TrimulPlan with these parameters."},
+    {"trimul_import_rows", COFI_PY_KEYWORDS(cofi_py_trimul_import_rows),
+     "trimul_import_rows(src, dst, order=\"stacked\", swap_ab=False)\n\n"
+     "Copies p_in, g_in or a bias of theirs from a checkpoint's order of rows (\"interleaved\": a\n"
+     "and b in turn) to that of set_weights. swap_ab: they change places."},
     {"_layout", layout_call, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
@@ -104,6 +114,7 @@ static bool add_types(PyObject *module)
     cofi_py_attention_type = add_type(module, &cofi_py_attention_spec);
     cofi_py_grad_return_type = add_type(module, &cofi_py_grad_return_spec);
     cofi_py_allreduce_rmsnorm_type = add_type(module, &cofi_py_allreduce_rmsnorm_spec);
+    cofi_py_trimul_type = add_type(module, &cofi_py_trimul_spec);
     return !PyErr_Occurred();
 }
 

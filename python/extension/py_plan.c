@@ -72,6 +72,35 @@ static bool read_dtype(PyObject *object, cof_dtype *out)
     return found;
 }
 
+/* More than a grid has parts. What the sequence lacks is -1, which no offset is. */
+enum { MAX_OFFSETS = 512 };
+
+static bool read_offsets(PyObject *value, const char *name, const int64_t **out)
+{
+    Py_ssize_t n = PySequence_Size(value);
+    if (n < 0)
+        return false;
+    if (n > MAX_OFFSETS || *out) {
+        cofi_py_raise(COF_ERR_INVALID, "%s: %lld of them, wanted at most %d", name, (long long)n,
+                      MAX_OFFSETS);
+        return false;
+    }
+    int64_t *offsets = PyMem_Malloc((MAX_OFFSETS + 1) * sizeof *offsets);
+    if (!offsets) {
+        PyErr_NoMemory();
+        return false;
+    }
+    *out = offsets;
+    for (Py_ssize_t i = 0; i <= MAX_OFFSETS; i++) {
+        PyObject *item = i < n ? PySequence_GetItem(value, i) : NULL;
+        offsets[i] = item ? PyLong_AsLongLong(item) : -1;
+        Py_XDECREF(item);
+        if (PyErr_Occurred())
+            return false;
+    }
+    return true;
+}
+
 static bool read_field(PyObject *value, const struct cofi_py_field *field, char *params)
 {
     void *at = params + field->offset;
@@ -106,6 +135,7 @@ static bool read_field(PyObject *value, const struct cofi_py_field *field, char 
             return false;
         *(int *)at = number; /* enums have the size of int */
         return true;
+    case COFI_PY_OFFSETS: return read_offsets(value, field->name, at);
     }
     return false;
 }
@@ -138,6 +168,16 @@ bool cofi_py_fields_read(PyObject *keywords, const struct cofi_py_field *fields,
     return true;
 }
 
+void cofi_py_fields_free(const struct cofi_py_field *fields, void *params)
+{
+    for (const struct cofi_py_field *field = fields; field->name; field++)
+        if (field->kind == COFI_PY_OFFSETS) {
+            int64_t **at = (int64_t **)((char *)params + field->offset);
+            PyMem_Free(*at);
+            *at = NULL;
+        }
+}
+
 /* ---- plans ---------------------------------------------------------------------------------- */
 
 /* A params struct, aligned for any. */
@@ -164,21 +204,20 @@ static struct cofi_py_object *read_arguments(PyObject *args, PyObject *keywords,
     return cofi_py_cast(team, COFI_PY_TEAM, "team");
 }
 
-PyObject *cofi_py_plan_new(PyTypeObject *type, PyObject *args, PyObject *keywords,
+static PyObject *make_plan(PyTypeObject *type, struct cofi_py_object *team,
+                           struct cofi_py_object *arena, const union params *params,
                            const struct cofi_py_operator *op)
 {
-    union params params;
-    struct cofi_py_object *arena, *team = read_arguments(args, keywords, op, &params, &arena);
+    struct cofi_py_object *plan = NULL;
     if (!team || (arena && !cofi_py_enter(arena)))
         return NULL;
-    struct cofi_py_object *plan = NULL;
     if (cofi_py_enter_collective(team)) {
         cof_status status = COF_OK;
         plan = cofi_py_new(type, COFI_PY_PLAN, team->world, team, arena);
         if (plan) {
             cof_arena *handle = arena ? arena->arena_handle : NULL;
             Py_BEGIN_ALLOW_THREADS
-            status = op->plan_create(team->team_handle, &params, handle, &plan->plan_handle);
+            status = op->plan_create(team->team_handle, params, handle, &plan->plan_handle);
             Py_END_ALLOW_THREADS
             plan->is_open = status == COF_OK;
         }
@@ -193,16 +232,32 @@ PyObject *cofi_py_plan_new(PyTypeObject *type, PyObject *args, PyObject *keyword
     return (PyObject *)plan;
 }
 
+PyObject *cofi_py_plan_new(PyTypeObject *type, PyObject *args, PyObject *keywords,
+                           const struct cofi_py_operator *op)
+{
+    union params params;
+    struct cofi_py_object *arena = NULL;
+    struct cofi_py_object *team = read_arguments(args, keywords, op, &params, &arena);
+    PyObject *plan = make_plan(type, team, arena, &params, op);
+    cofi_py_fields_free(op->fields, &params);
+    return plan;
+}
+
 PyObject *cofi_py_plan_workspace(PyObject *args, PyObject *keywords,
                                  const struct cofi_py_operator *op)
 {
     union params params;
     struct cofi_py_object *arena, *team = read_arguments(args, keywords, op, &params, &arena);
     cof_workspace_sizes sizes = COF_WORKSPACE_SIZES_INIT;
-    if (!team || !cofi_py_enter(team))
+    cof_status status = COF_OK;
+    bool entered = team && cofi_py_enter(team);
+    if (entered) {
+        status = op->workspace(team->team_handle, &params, &sizes);
+        cofi_py_leave(team);
+    }
+    cofi_py_fields_free(op->fields, &params);
+    if (!entered)
         return NULL;
-    cof_status status = op->workspace(team->team_handle, &params, &sizes);
-    cofi_py_leave(team);
     if (status != COF_OK)
         return cofi_py_fail(status);
     return Py_BuildValue("{s:n,s:n,s:n,s:n}", "local", (Py_ssize_t)sizes.local, "symmetric",

@@ -1,7 +1,7 @@
 # SPDX-FileCopyrightText: The Cofuse authors
 # SPDX-License-Identifier: Apache-2.0
-"""Attention and its gradients in fp64, by the formulas, on the whole sequence; all-reduce and
-RMSNorm in fp32, operation by operation as the library promises them."""
+"""Attention and its gradients, and the triangle update, in fp64, by the formulas, on whole tensors;
+all-reduce and RMSNorm in fp32, operation by operation as the library promises them."""
 
 import numpy as np
 
@@ -61,6 +61,27 @@ def allreduce_rmsnorm(parts, residual, weight, eps, rounded, weight_bias=0, is_e
         total = total + squares[:, segment]
     inv = np.float32(1) / np.sqrt(total / np.float32(hidden) + np.float32(eps))
     return rounded((z * inv) * (weight + np.float32(weight_bias))), rounded(z)
+
+
+def sigmoid(v):
+    return 1 / (1 + np.exp(-v))
+
+
+def layer_norm(x, weight, bias, eps):
+    centred = x - x.mean(-1, keepdims=True)
+    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + eps) * weight + bias
+
+
+def trimul(x, w, mask, direction, eps=1e-5):
+    """x [B, N, N, D], mask [B, N, N], all weights present -> out, in fp64."""
+    x, mask = x.astype(np.float64), mask.astype(np.float64)
+    w = {name: t.astype(np.float64) for name, t in w.items()}
+    xn = layer_norm(x, w["norm_in_w"], w["norm_in_b"], eps)
+    gate = sigmoid(xn @ w["g_in"].T + w["g_in_b"])
+    a, b = np.split((xn @ w["p_in"].T + w["p_in_b"]) * gate * mask[..., None], 2, -1)
+    equation = "bikh,bjkh->bijh" if direction == "outgoing" else "bkih,bkjh->bijh"
+    tri = layer_norm(np.einsum(equation, a, b), w["norm_out_w"], w["norm_out_b"], eps)
+    return (tri @ w["p_out"].T + w["p_out_b"]) * sigmoid(xn @ w["g_out"].T + w["g_out_b"])
 
 
 def close(ours, wanted, bound):

@@ -158,6 +158,37 @@ def test_allreduce_rmsnorm_errors(world):
         cofuse.allreduce_rmsnorm(x, x, team=world.team)
 
 
+def test_trimul_errors(world):
+    x = np.ones((1, 3, 3, 8), np.float32)
+    eye = np.eye(8, dtype=np.float32)
+    weights = dict(p_in=np.tile(eye, (2, 1)), g_in=np.tile(eye, (2, 1)), p_out=eye, g_out=eye)
+    plan = cofuse.TrimulPlan(world.team, dtype="f32", n_rows=3, dim=8)
+    with pytest.raises(cofuse.InvalidArgument, match="weights"):
+        plan.forward(x, x.copy())
+    with pytest.raises(TypeError, match="weights: no 'bias'; there are norm_in_w"):
+        plan.set_weights(dict(weights, bias=eye))
+    with pytest.raises(TypeError, match="weights: wanted a dict"):
+        plan.set_weights([eye])
+    with pytest.raises(cofuse.InvalidArgument, match="p_out"):
+        plan.set_weights(dict(weights, p_out=None))
+    plan.set_weights(weights)
+    with pytest.raises(cofuse.InvalidArgument, match="n = 4"):
+        plan.forward(x, x.copy(), n=4)
+    with pytest.raises(cofuse.InvalidArgument, match="wanted one of outgoing, incoming"):
+        cofuse.TrimulPlan(world.team, dtype="f32", n_rows=3, dim=8, direction="both")
+    plan.forward(x, x)
+    assert not x.any()  # equal elements: their norm is 0
+
+
+def test_trimul_import_rows():
+    src, dst = np.arange(12, dtype=np.float32).reshape(6, 2), np.empty((6, 2), np.float32)
+    cofuse.trimul_import_rows(src, dst, "interleaved")
+    np.testing.assert_array_equal(dst[:, 0], [0, 4, 8, 2, 6, 10])
+    cofuse.trimul_import_rows(src, dst, swap_ab=True)
+    np.testing.assert_array_equal(dst[:, 0], [6, 8, 10, 0, 2, 4])
+    assert cofuse.trimul_block(4, 3, 7, n_rows=7, dim=8, dtype="f32", grid_rows=2) == (3, 4, 3, 4)
+
+
 class CudaStream:
     def __init__(self, handle):
         self.cuda_stream = handle

@@ -37,6 +37,22 @@ def test_allreduce_rmsnorm_torch(ranks, n_ranks):
     ranks("allreduce_rmsnorm_torch", n_ranks)
 
 
+@pytest.mark.parametrize("n_ranks", [1, 2, 4])
+@pytest.mark.parametrize("direction", ["outgoing", "incoming"])
+def test_trimul(ranks, n_ranks, direction):
+    ranks("trimul", n_ranks, direction)
+
+
+def test_trimul_weights_differ(ranks):
+    ranks("trimul_weights_differ", 3)
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2])
+def test_trimul_torch(ranks, n_ranks):
+    pytest.importorskip("torch", reason="torch is not installed")
+    ranks("trimul_torch", n_ranks)
+
+
 def test_streams_keep_tensors(ranks):
     ranks("streams", 2)
 

@@ -172,6 +172,147 @@ def allreduce_rmsnorm_plan():
         team.barrier()
 
 
+TRIMUL_SHAPES = {"norm_in_w": "D", "norm_in_b": "D", "p_in": "2D", "p_in_b": "2", "g_in": "2D",
+                 "g_in_b": "2", "norm_out_w": "H", "norm_out_b": "H", "p_out": "DH",
+                 "p_out_b": "D", "g_out": "DD", "g_out_b": "D"}
+
+
+def trimul_inputs(n_batch, n, dim, hidden):
+    """The same global x, mask, dout and weights on every rank."""
+    rng = np.random.default_rng(5)
+    sizes = {"D": dim, "H": hidden, "2": 2 * hidden}
+    normal = lambda *shape: rng.standard_normal(shape).astype(np.float32)
+    weights = {name: normal(*(sizes[letter] for letter in letters)) / 4
+               for name, letters in TRIMUL_SHAPES.items()}
+    mask = (rng.random((n_batch, n, n)) < 0.8).astype(np.float32)
+    return normal(n_batch, n, n, dim), mask, normal(n_batch, n, n, dim), weights
+
+
+def trimul_slice(size, rank, n, **params):
+    row, n_rows, col, n_cols = cofuse.trimul_block(size, rank, n, **params)
+    return np.s_[:, row : row + n_rows, col : col + n_cols]
+
+
+def trimul(direction):
+    """Forward against fp64, backward against differences of it along a random line; explicit
+    shards, N changing, saved a and b, a stream, in place."""
+    n_batch, n, dim, hidden = 2, 13, 24, 20
+    x, mask, dout, weights = trimul_inputs(n_batch, n, dim, hidden)
+    with cofuse.init() as world:
+        rank, size, team = world.rank, world.size, world.team
+        params = dict(dtype="f32", n_batch=n_batch, n_rows=n, dim=dim, hidden=hidden,
+                      direction=direction, grid_rows=min(size, 2))
+        own = trimul_slice(size, rank, n, **params)
+        local, local_mask, local_dout = (np.ascontiguousarray(t[own]) for t in (x, mask, dout))
+        wanted = reference.trimul(x, weights, mask, direction)
+        sizes = cofuse.trimul_workspace(team, save="ab", **params)
+        saved = np.empty(sizes["saved"] + 128, np.uint8)
+        saved = saved[-saved.ctypes.data % 128 :][: sizes["saved"]]
+        plan = cofuse.TrimulPlan(team, save="ab", reduce_param_grads=True, **params)
+        assert f"direction={direction}" in plan.describe
+        plan.set_weights(weights, check=True)
+        out, dx = np.empty_like(local), np.empty_like(local)
+        grads = {name: np.empty(t.shape, np.float32) for name, t in weights.items()}
+        stream = cofuse.Stream(world)
+        plan.forward(local, out, local_mask, local, saved=saved, stream=stream)
+        plan.backward(local, local_dout, dx, grads, local_mask, saved=saved, stream=stream)
+        stream.sync()
+        reference.close(out, (wanted + x)[own], 1e-5)
+
+        rng, step = np.random.default_rng(6), 1e-6
+        line = rng.standard_normal(x.shape)
+        ends = [reference.trimul(x + s * line, weights, mask, direction) for s in (-step, step)]
+        slope = np.sum(dout * (ends[1] - ends[0])) / (2 * step)
+        parts = team.allgather(np.float64(np.sum(dx * line[own])).tobytes())
+        ours = sum(np.frombuffer(part)[0] for part in parts)
+        assert abs(ours - slope) < 1e-4 * np.linalg.norm(dx) * np.linalg.norm(line)
+        for name, weight in weights.items():
+            line = rng.standard_normal(weight.shape)
+            ends = [reference.trimul(x, {**weights, name: weight + s * line}, mask, direction)
+                    for s in (-step, step)]
+            slope = np.sum(dout * (ends[1] - ends[0])) / (2 * step)
+            size_of = np.linalg.norm(grads[name]) * np.linalg.norm(line)
+            assert abs(np.sum(grads[name] * line) - slope) < 1e-4 * size_of, name
+
+        # Fewer rows on the same plan, in place; then all rows on the last ranks.
+        few = trimul_slice(size, rank, 5, **params)
+        local = np.ascontiguousarray(x[:1, :5, :5][few])
+        plan.forward(local, local, np.ascontiguousarray(mask[:1, :5, :5][few]), n=5,
+                     saved=saved)
+        wanted = reference.trimul(x[:1, :5, :5], weights, mask[:1, :5, :5], direction)[few]
+        if wanted.size:
+            reference.close(local, wanted, 1e-5)
+        columns = size // params["grid_rows"]
+        params.update(shard="explicit", forward_only=True,
+                      row_offsets=[0] * params["grid_rows"] + [n],
+                      col_offsets=[0] * columns + [n])
+        uneven = cofuse.TrimulPlan(team, **params)
+        uneven.set_weights(weights)
+        own = trimul_slice(size, rank, n, **params)
+        result = np.empty_like(x[own])
+        uneven.forward(np.ascontiguousarray(x[own]), result, np.ascontiguousarray(mask[own]))
+        assert result.size == (x.size if rank == size - 1 else 0)
+        if result.size:
+            reference.close(result, reference.trimul(x, weights, mask, direction), 1e-5)
+        for changed in (dict(row_offsets=[0]), dict(col_offsets=[0, "x"]), dict(row_offsets=3)):
+            try:
+                cofuse.TrimulPlan(team, **{**params, **changed})
+            except (cofuse.InvalidArgument, cofuse.Mismatch, TypeError):
+                continue
+            raise AssertionError("no exception")
+        team.barrier()
+
+
+def trimul_weights_differ():
+    _, _, _, weights = trimul_inputs(1, 4, 8, 8)
+    with cofuse.init() as world:
+        plan = cofuse.TrimulPlan(world.team, dtype="f32", n_rows=4, dim=8)
+        plan.set_weights(weights, check=True)
+        if world.rank == 2:
+            weights["g_out"] = weights["g_out"] + 1
+        try:
+            plan.set_weights(weights, check=True)
+        except cofuse.Mismatch as error:
+            assert "rank 2" in str(error) or world.rank == 2, error
+        else:
+            raise AssertionError("no exception")
+
+
+def trimul_torch():
+    """bfloat16, beside the same formulas in torch and their gradient by autograd."""
+    import torch
+    from torch.nn.functional import layer_norm, linear
+
+    n, dim = 17, 16
+    x, mask, dout, weights = trimul_inputs(1, n, dim, dim)
+    tensors = [torch.from_numpy(t).bfloat16() for t in (x, mask, dout)]
+    weights = {name: torch.from_numpy(t).bfloat16() for name, t in weights.items()}
+    with cofuse.init() as world:
+        params = dict(dtype=torch.bfloat16, n_rows=n, dim=dim, reduce_param_grads=True)
+        own = trimul_slice(world.size, world.rank, n, **params)
+        local, local_mask, local_dout = (t[own].contiguous() for t in tensors)
+        plan = cofuse.TrimulPlan(world.team, **params)
+        plan.set_weights(weights)
+        out, dx = torch.empty_like(local), torch.empty_like(local)
+        grads = {"p_in": torch.empty(2 * dim, dim)}
+        plan.forward(local, out, local_mask)
+        plan.backward(local, local_dout, dx, grads, local_mask)
+        world.team.barrier()
+    whole, p_in = tensors[0].float().requires_grad_(), weights["p_in"].float().requires_grad_()
+    w = {name: t.float() for name, t in weights.items()}
+    xn = layer_norm(whole, (dim,), w["norm_in_w"], w["norm_in_b"])
+    gate = torch.sigmoid(linear(xn, w["g_in"], w["g_in_b"])) * tensors[1].float()[..., None]
+    a, b = (linear(xn, p_in, w["p_in_b"]) * gate).chunk(2, -1)
+    tri = layer_norm(torch.einsum("bikh,bjkh->bijh", a, b), (dim,), w["norm_out_w"],
+                     w["norm_out_b"])
+    result = linear(tri, w["p_out"], w["p_out_b"]) * torch.sigmoid(
+        linear(xn, w["g_out"], w["g_out_b"]))
+    result.backward(tensors[2].float())
+    reference.close(out.float(), result.detach()[own], 1e-2)
+    reference.close(dx.float(), whole.grad[own], 2e-2)
+    reference.close(grads["p_in"], p_in.grad, 2e-2)
+
+
 def allreduce_rmsnorm_torch():
     """bfloat16 against torch, and bit by bit; a mismatch of T is an error on all ranks."""
     import torch

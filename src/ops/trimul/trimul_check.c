@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* `cofuse check trimul`: out, dx and the gradients of the weights beside the fp64 reference; out and
- * dx bit for bit beside those of one rank alone, whose calls have one batch entry each; all of them
- * bit for bit the same when the calls are made again. */
+/* `cofuse check trimul`: out, dx and the gradients of the weights beside the fp64 reference; out
+ * and dx bit for bit beside those of one rank alone, whose calls have one batch entry each; all of
+ * them bit for bit the same when the calls are made again. */
 #define _GNU_SOURCE /* usleep */
 #include <math.h>
 #include <stdio.h>
@@ -96,13 +96,6 @@ static cof_status results_alone(struct run *run)
 
 /* ---- values --------------------------------------------------------------------------------- */
 
-/* The contract's bound, part of the largest value and part of the value: of what is computed with
- * numbers of a type, and of sums of gradients alike. */
-static double tolerance(const struct cofi_tm_case *c)
-{
-    return c->dtype == 2 ? 1e-5 : 1e-2;
-}
-
 /* Where a value is, for a message. */
 struct at {
     const char *name;
@@ -129,7 +122,8 @@ static void judge(struct run *run, const struct at *at, int which, double ours, 
             report(run, at, "wanted ", ours, ref);
         return;
     }
-    double bound = tolerance(&run->c) * (max_ref + fabs(ref)), error = fabs(ours - ref);
+    double bound = cofi_tm_tolerance(&run->c, which) * (max_ref + fabs(ref));
+    double error = fabs(ours - ref);
     double ratio = error == 0 ? 0 : error / bound;
     run->worst[which] = fmax(run->worst[which], ratio);
     if (!(ratio <= 1))

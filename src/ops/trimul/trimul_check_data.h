@@ -40,6 +40,14 @@ static inline bool cofi_tm_has_backward(const struct cofi_tm_case *c)
     return c->calls != COFI_TM_FORWARD;
 }
 
+/* An error may be so much of the largest value of the tensor, and as much again of the value. The
+ * gradients of weights are sums over all pairs, whose terms cancel and whose errors do not. */
+static inline double cofi_tm_tolerance(const struct cofi_tm_case *c, int which)
+{
+    double tolerance = c->dtype == 2 ? 1e-5 : 1e-2;
+    return which < COFI_TM_E_GRADS ? tolerance : 5 * tolerance;
+}
+
 cof_dtype cofi_tm_weight_dtype(const struct cofi_tm_case *c, int which);
 
 /* Sets grad_at and grad_elements for the sizes of data->c. */

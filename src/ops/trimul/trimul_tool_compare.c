@@ -30,7 +30,7 @@ static void judge(const void *ours, cof_dtype dtype, const double *ref, int64_t 
 }
 
 static void compare_grads(const struct cofi_tm_run *run, const struct cofi_tm_data *data,
-                          double tolerance, struct cofi_tm_verdict *verdicts)
+                          struct cofi_tm_verdict *verdicts)
 {
     const struct cofi_tm_problem *p = &data->problem[0];
     const float *ours = cofi_tm_run_at(run, run->grads);
@@ -39,8 +39,8 @@ static void compare_grads(const struct cofi_tm_run *run, const struct cofi_tm_da
             p->grads[i] += p->grads[b * data->grad_elements + i];
     for (int w = 0; w < COFI_TRI_WEIGHTS; w++)
         judge(ours + data->grad_at[w], COF_F32, p->grads + data->grad_at[w],
-              cofi_tm_weight_elements(w, run->c.d, run->c.h), tolerance,
-              &verdicts[COFI_TM_E_GRADS + w]);
+              cofi_tm_weight_elements(w, run->c.d, run->c.h),
+              cofi_tm_tolerance(&run->c, COFI_TM_E_GRADS), &verdicts[COFI_TM_E_GRADS + w]);
 }
 
 bool cofi_tm_tool_compare(const struct cofi_tm_run *run,
@@ -51,7 +51,7 @@ bool cofi_tm_tool_compare(const struct cofi_tm_run *run,
     struct cofi_tm_problem *p = &data.problem[0];
     int64_t n = run->c.b * p->n * p->n * run->c.d;
     bool backward = !run->c.forward_only;
-    double tolerance = run->c.dtype == 2 ? 1e-5 : 1e-2;
+    double tolerance = cofi_tm_tolerance(&run->c, COFI_TM_E_OUT);
     int64_t n_all = n * (backward ? 2 : 1) + run->c.b * COFI_TM_E_N +
                     (backward ? run->c.b * data.grad_elements : 0);
     double *memory = malloc((size_t)n_all * sizeof *memory);
@@ -68,7 +68,7 @@ bool cofi_tm_tool_compare(const struct cofi_tm_run *run,
         if (backward) {
             judge(cofi_tm_run_at(run, run->dx), cofi_tm_dtype(&run->c), p->dx, n, tolerance,
                   &verdicts_out[COFI_TM_E_DX]);
-            compare_grads(run, &data, tolerance, verdicts_out);
+            compare_grads(run, &data, verdicts_out);
         }
     } else {
         cofi_cli_error("reference: %s: %s", cof_status_name(status), cof_last_error());
