@@ -9,8 +9,8 @@ struct bounds {
     double out, grad;
 };
 
-/* Of 16 bits, out is held to 1 % of its largest value. Products of bf16 round xn and trin too, which
- * a few tokens do not average out. */
+/* Of 16 bits, out is held to 1 % of its largest value. Products of bf16 round xn and trin too,
+ * which a few tokens do not average out. */
 static struct bounds bounds_of(cof_dtype dtype)
 {
     if (dtype.bits == 32)
