@@ -21,7 +21,7 @@ build/cofuse run allreduce_rmsnorm -i samples/minilm_partials.safetensors --comp
 
 for direction in outgoing incoming; do
     echo
-    echo "trimul of pair features of a protein, 103 residues, $direction edges, blocks of 2x2 ranks:"
+    echo "trimul, $direction edges: pair features of a protein of 103 residues, 2x2 ranks:"
     build/cofuse run trimul -i samples/cytochrome_c_pair.safetensors \
         --weights samples/cytochrome_c_weights.safetensors --grid 2x2 --direction "$direction" \
         --backward --compare | sed '/^plan /d' || failed=1

@@ -116,7 +116,8 @@ done
 # attention_cpu run in its checks too. The negative controls take two tests.
 one_thread='allreduce_rmsnorm_args|allreduce_rmsnorm_ref|attention_args|attention_cpu|attention_ref'
 one_thread+='|bench|check_memory|core|dlpack|gemm|gemm_bits|grad_return_args'
-one_thread+='|layout|memory|npy|pin|safetensors|trimul_ref|trimul_ref_rules|vec|vec_exact'
+one_thread+='|layout|memory|npy|option_table|pin|safetensors|trimul_args|trimul_ref|trimul_ref_rules|vec'
+one_thread+='|vec_exact|vec_gate'
 has_test() { # has_test PRESET UNIT
     case $1 in
     tsan) [[ ! $2 =~ ^($one_thread)$ ]] ;;
@@ -187,7 +188,8 @@ done
 for name in "${units[@]}"; do
     run "unit/$name" 240 "build/tests/unit_$name"
     # Tests of transfers, in the form for peers that are not mapped too.
-    [[ $name =~ ^(arena|attention_failure|attention_shared|grad_return|lifetime)$ ]] &&
+    transfers='arena|attention_failure|attention_shared|grad_return|lifetime|trimul_bits|trimul_cpu'
+    [[ $name =~ ^($transfers)$ ]] &&
         run "unit/${name}_staged" 240 env COFUSE_FORCE_STAGED=1 "build/tests/unit_$name"
 done
 

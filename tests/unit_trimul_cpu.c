@@ -2,15 +2,22 @@
  * SPDX-License-Identifier: Apache-2.0 */
 /* trimul on CPUs against the fp64 reference: sizes, types, directions, grids, shards, masks,
  * biases, saved and recomputed. */
+#include "backend/cpu/gemm.h"
 #include "test_trimul.h"
 
 struct bounds {
     double out, grad;
 };
 
+/* Of 16 bits, out is held to 1 % of its largest value. Products of bf16 round xn and trin too,
+ * which a few tokens do not average out. */
 static struct bounds bounds_of(cof_dtype dtype)
 {
-    return dtype.bits == 32 ? (struct bounds){1e-5, 1e-5} : (struct bounds){0.01, 0.02};
+    if (dtype.bits == 32)
+        return (struct bounds){1e-5, 1e-5};
+    return dtype.code == COF_DTYPE_CODE_BFLOAT && cofi_gemm_has(COFI_GEMM_BF16)
+               ? (struct bounds){0.015, 0.03}
+               : (struct bounds){0.01, 0.02};
 }
 
 static struct test_tri_problem problem_of(cof_dtype dtype, int64_t n, int64_t dim, int64_t hidden)
@@ -28,9 +35,9 @@ static struct test_tri_problem problem_of(cof_dtype dtype, int64_t n, int64_t di
 static void check(const struct test_tri_problem *p)
 {
     struct test_tri t;
-    const struct bounds bounds = bounds_of(p->params.dtype);
     test_tri_make(&t, p);
     test_tri_run(&t);
+    const struct bounds bounds = bounds_of(p->params.dtype); /* a world has chosen the provider */
     test_tri_compare(&t, bounds.out, bounds.grad);
     test_tri_free(&t);
 }

@@ -80,13 +80,13 @@ bool cofi_option_set(const struct cofi_option *o, const char *text, void *target
     int choice = 0;
     switch (o->kind) {
     case COFI_OPTION_INT:
-        snprintf(wanted, bytes, "an integer from %.15g to %.15g", o->min, o->max);
+        snprintf(wanted, bytes, "an integer from %.17g to %.17g", o->min, o->max);
         return set_int(o, text, place);
     case COFI_OPTION_NUMBER:
         snprintf(wanted, bytes, "a number from %g to %g", o->min, o->max);
         return set_number(o, text, place);
     case COFI_OPTION_INTS:
-        snprintf(wanted, bytes, "1 to %d integers from %.15g to %.15g with '%.1s' between them",
+        snprintf(wanted, bytes, "1 to %d integers from %.17g to %.17g with '%.1s' between them",
                  COFI_INTS_MAX, o->min, o->max, o->allowed);
         return set_ints(o, text, place);
     case COFI_OPTION_CHOICE:

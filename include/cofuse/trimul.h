@@ -16,8 +16,9 @@
  * Jumper et al., "Highly accurate protein structure prediction with AlphaFold", 2021 (algorithms 11
  * and 12); the gate follows the output projection, as there.
  *
- * Sums, norms and sigmoids are fp32. a, b, tri and its gradient are stored in the data type; tri and
- * its gradient of fp16 in fp32, for tri may pass 65504. The gradients of a and b travel in fp32.
+ * Sums, norms and sigmoids are fp32. a, b, tri and its gradient are stored in the data type; with
+ * fp16, tri and its gradient in fp32, for tri may pass 65504. The gradients of a and b travel in
+ * fp32.
  * Rank r = (r / cp1, r % cp1) of a grid cp0 x cp1 holds a block of rows i and columns j of every
  * batch entry, of inputs and outputs alike. Inside, features travel to the rank that owns them and
  * back, twice in backward; only the exchanged values ever leave a rank.

@@ -1,7 +1,7 @@
 # SPDX-FileCopyrightText: The Cofuse authors
 # SPDX-License-Identifier: Apache-2.0
-"""Attention and its gradients in fp64, by the formulas, on the whole sequence; all-reduce and
-RMSNorm in fp32, operation by operation as the library promises them; the triangle update in fp64."""
+"""Attention and its gradients, and the triangle update, in fp64, by the formulas, on whole tensors;
+all-reduce and RMSNorm in fp32, operation by operation as the library promises them."""
 
 import numpy as np
 

@@ -49,20 +49,23 @@ static cof_status read_case(const char *line, struct cofi_tm_case *c)
     return COF_OK;
 }
 
-/* Tensors of N N H that go from all ranks to others: a, b and tri; back dtri, da and db, and with
- * save = none those of forward once more. */
+/* What goes from all ranks to others, for each pair and feature: a, b and tri; back dtri, da and
+ * db, and with save = none those of forward once more. tri and dtri of fp16 are fp32, da and db
+ * always. */
 static cof_status size_case(const char *line, int n_ranks, struct cofi_bench_size *size_out)
 {
     struct cofi_tm_case c;
     COF_TRY(read_case(line, &c));
     int64_t pairs = c.b * c.n.at[0] * c.n.at[0], element = cofi_dtype_bytes(cofi_tm_dtype(&c));
-    double one = (double)(pairs * c.h * element) * (n_ranks - 1) / n_ranks;
+    int64_t wide = c.dtype == 1 ? 4 : element, forward = 2 * element + wide, backward = wide + 8;
+    double moved = (double)(pairs * c.h) * (n_ranks - 1) / n_ranks;
     int n_tensors = c.forward_only ? 2 : 4; /* x, out; dout, dx */
     *size_out = (struct cofi_bench_size){
         .n_directions = c.forward_only ? 1 : 2,
         .set_bytes = (size_t)(pairs * (n_tensors * c.d + 1) * element),
         .flops = {cofi_tm_flops(&c, c.n.at[0], false), cofi_tm_flops(&c, c.n.at[0], true)},
-        .wire_bytes = {3 * one, (c.save ? 3 : 6) * one},
+        .wire_bytes = {(double)forward * moved,
+                       (double)(backward + (c.save ? 0 : forward)) * moved},
         .n_flows = n_ranks,
     };
     return COF_OK;

@@ -99,7 +99,7 @@ static const struct cofi_cover_factor all_factors[N_FACTORS] = {
     [MEAN] = {"mean", 3, 3, {"0", "10", "100"}},
 };
 
-/* The explicit list; what is not named has its first value. The grids of the rank count go round. */
+/* The explicit list; what is not named has its first value. The grids of a rank count go round. */
 static const struct {
     bool full; /* with --full only */
     const char *text;

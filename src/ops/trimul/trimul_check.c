@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* `cofuse check trimul`: out, dx and the gradients of the weights beside the fp64 reference; out and
- * dx bit for bit beside those of one rank alone, whose calls have one batch entry each; all of them
- * bit for bit the same when the calls are made again. */
+/* `cofuse check trimul`: out, dx and the gradients of the weights beside the fp64 reference; out
+ * and dx bit for bit beside those of one rank alone, whose calls have one batch entry each; all of
+ * them bit for bit the same when the calls are made again. */
 #define _GNU_SOURCE /* usleep */
 #include <math.h>
 #include <stdio.h>

@@ -120,8 +120,8 @@ static bool coin(uint64_t seed, uint64_t tensor, uint64_t idx)
 
 /* Integer data. A row of x is +-1, each beside its opposite, and (1, -1) come first: mean 0,
  * variance 1, so the first norm changes nothing. p_in picks an element for every a and b; feature
- * h + 1 is the opposite of feature h, so the second norm takes no mean away, and its large eps makes
- * it a product with a power of 2, which p_out undoes. An odd last feature is 0. Gates are
+ * h + 1 is the opposite of feature h, so the second norm takes no mean away, and its large eps
+ * makes it a product with a power of 2, which p_out undoes. An odd last feature is 0. Gates are
  * sigmoid(100) = 1. */
 static float integer_weight(const struct cofi_tm_data *data, int which, int64_t row, int64_t col)
 {

@@ -27,8 +27,8 @@
  * all have begun it and left what is before it. Every call has at least two exchanges, with regions
  * of their own, and a rank begins a call after its last one has ended. So a region is stored to
  * again only past another exchange than its own, whose words every reader sends after it has read
- * the region; and so is a word, by which its readers have seen it (models/trimul_chunks.pml: JOIN
- * WORDS_AFTER_CHUNK NO_AB_FREE_WAIT NO_TRI_FREE_WAIT). */
+ * the region; and so is a word, by which its readers have seen it (models/trimul_exchanges.pml;
+ * trimul_chunks.pml: JOIN WORDS_AFTER_CHUNK NO_AB_FREE_WAIT NO_TRI_FREE_WAIT). */
 #include <math.h>
 #include <string.h>
 
@@ -257,6 +257,7 @@ static cof_status run_steps(struct cofi_cpu_stream *s, struct cofi_tri_plan *pla
                   plan->params.reduce_param_grads ? wanted_grads(c) : 0}};
     COF_TRY(cofi_call_begin(&plan->binding, &call));
     st->shape = cofi_tri_cpu_shape(plan, c->n, c->n_batch);
+    cofi_tri_cpu_set_tiles(plan);
     cofi_tri_cpu_set_ports(plan);
     COF_TRY(c->backward ? backward(s, plan) : forward(s, plan));
     cofi_call_end(&plan->binding);

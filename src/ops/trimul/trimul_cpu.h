@@ -89,7 +89,8 @@ struct cofi_tri_cpu_sizes {
     size_t offset[COFI_TRI_EXCHANGES], bytes[COFI_TRI_EXCHANGES]; /* in the arena's data */
     size_t hash_offset, parts_offset, sums_offset;
     int64_t n_grads, max_share;      /* floats of all gradients, and of a rank's share of them */
-    int n_slices;                    /* of tokens, whose gradients are summed each by itself */
+    int n_slices;                    /* of tokens, whose gradients are summed each by itself, at
+                                        most */
     int64_t slice_floats;
     /* Local. */
     size_t weights, staging, stash, slices, grads;
@@ -112,6 +113,7 @@ struct cofi_tri_cpu_state {
     struct cofi_tri_call call;
     struct cofi_tri_weights given;
     struct cofi_tri_shape shape;
+    int64_t n_tiles, n_slices;
     struct cofi_tri_port inbox[COFI_TRI_EXCHANGES]; /* where to read */
     _Alignas(COFI_LINE) char memory[];
 };
@@ -149,6 +151,11 @@ void cofi_tri_cpu_send(struct cofi_tri_plan *plan, int peer, size_t offset, cons
 
 void cofi_tri_cpu_take_weights(struct cofi_tri_plan *plan);
 uint64_t cofi_tri_cpu_hash_weights(const struct cofi_tri_plan *plan);
+
+/* ---- _cpu_tiles.c ---- */
+
+/* n_tiles and n_slices of the call in hand. */
+void cofi_tri_cpu_set_tiles(struct cofi_tri_plan *plan);
 
 /* ---- the steps ---- */
 

@@ -28,7 +28,7 @@ static void clear_task(void *arg, int64_t task, struct cofi_cpu_worker *worker)
 void cofi_tri_cpu_clear_slices(struct cofi_cpu_stream *s, struct cofi_tri_plan *plan)
 {
     struct cofi_tri_cpu_state *st = plan->state;
-    cofi_cpu_parallel(s, st->sizes.n_slices, clear_task, st);
+    cofi_cpu_parallel(s, st->n_slices, clear_task, st);
 }
 
 /* Adds all slices to the first one. */
@@ -37,7 +37,7 @@ static void add_task(void *arg, int64_t task, struct cofi_cpu_worker *worker)
     const struct cofi_tri_cpu_state *st = arg;
     const int64_t at = task * ADD_FLOATS, left = st->sizes.slice_floats - at;
     (void)worker;
-    for (int slice = 1; slice < st->sizes.n_slices; slice++)
+    for (int64_t slice = 1; slice < st->n_slices; slice++)
         cofi_vec()->add_f32(st->slices + at, st->slices + slice * st->sizes.slice_floats + at,
                             left < ADD_FLOATS ? left : ADD_FLOATS);
 }

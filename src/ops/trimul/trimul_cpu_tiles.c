@@ -2,6 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "ops/trimul/trimul_cpu_tiles.h"
 
+#define SLICE_TILES 4 /* at least, or what is cleared and added takes longer than the tiles */
+
 /* Tiles of a row that have columns of this rank: the first, and one past the last. */
 static void tiles_of_row(const struct cofi_tri_shape *s, int64_t *first, int64_t *last)
 {
@@ -9,11 +11,15 @@ static void tiles_of_row(const struct cofi_tri_shape *s, int64_t *first, int64_t
     *last = s->own.n_cols ? (s->own.col + s->own.n_cols - 1) / s->tokens + 1 : *first;
 }
 
-int64_t cofi_tri_n_tiles(const struct cofi_tri_cpu_state *st)
+void cofi_tri_cpu_set_tiles(struct cofi_tri_plan *plan)
 {
+    struct cofi_tri_cpu_state *st = plan->state;
     int64_t first, last;
     tiles_of_row(&st->shape, &first, &last);
-    return st->shape.n_batch * st->shape.own.n_rows * (last - first);
+    st->n_tiles = st->shape.n_batch * st->shape.own.n_rows * (last - first);
+    st->n_slices = st->n_tiles / SLICE_TILES + 1;
+    if (st->n_slices > st->sizes.n_slices)
+        st->n_slices = st->sizes.n_slices;
 }
 
 void cofi_tri_tile_open(struct cofi_tri_tile *t, struct cofi_tri_plan *plan,
@@ -138,7 +144,7 @@ static void tile_task(void *arg, int64_t task, struct cofi_cpu_worker *worker)
 {
     const struct tile_job *job = arg;
     const struct cofi_tri_cpu_state *st = job->plan->state;
-    const int64_t n_tiles = cofi_tri_n_tiles(st), n_slices = st->sizes.n_slices;
+    const int64_t n_tiles = st->n_tiles, n_slices = st->n_slices;
     struct cofi_tri_cpu_grads grads;
     struct cofi_tri_tile tile;
     int64_t first = task, last = task + 1;
@@ -158,5 +164,5 @@ void cofi_tri_each_tile(struct cofi_cpu_stream *s, struct cofi_tri_plan *plan, b
 {
     const struct cofi_tri_cpu_state *st = plan->state;
     struct tile_job job = {plan, by_slice, fn, arg};
-    cofi_cpu_parallel(s, by_slice ? st->sizes.n_slices : cofi_tri_n_tiles(st), tile_task, &job);
+    cofi_cpu_parallel(s, by_slice ? st->n_slices : st->n_tiles, tile_task, &job);
 }

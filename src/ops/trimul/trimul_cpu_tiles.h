@@ -23,8 +23,7 @@ struct cofi_tri_tile {
     int64_t begin, end;    /* columns with data, counted from j0 */
 };
 
-/* Tiles of the call in hand; tile `idx` of them. */
-int64_t cofi_tri_n_tiles(const struct cofi_tri_cpu_state *st);
+/* Tile `idx` of the call in hand. */
 void cofi_tri_tile_open(struct cofi_tri_tile *t, struct cofi_tri_plan *plan,
                         struct cofi_cpu_worker *worker, int64_t idx);
 

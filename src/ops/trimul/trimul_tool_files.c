@@ -134,7 +134,7 @@ static bool find_inputs(const struct cofi_tm_options *o, struct found *f, struct
     return true;
 }
 
-/* One weight's shape, and its type: that of x, for norms also fp32, the same one for all of them. */
+/* One weight's shape, and its type: that of x; for norms also fp32, the same for all of them. */
 static bool check_weight(const struct found *f, int which, const struct cofi_st_tensor **first_norm,
                          struct cofi_tm_case *c)
 {
