@@ -152,7 +152,7 @@ for source in tests/unit_*.c tests/unit_*.cc; do
     name=$(basename "${source%.*}")
     run "unit/${name#unit_}" 240 "build/tests/$name"
     # Tests of transfers, in the form for peers that are not mapped too.
-    [[ $name =~ ^unit_(arena|attention_failure|attention_shared|grad_return|lifetime)$ ]] &&
+    [[ $name =~ ^unit_(arena|attention_failure|attention_shared|grad_return|lifetime|trimul_(bits|cpu))$ ]] &&
         run "unit/${name#unit_}_staged" 240 env COFUSE_FORCE_STAGED=1 "build/tests/$name"
 done
 
@@ -184,7 +184,7 @@ export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
 
 one_thread='allreduce_rmsnorm_ref|attention_args|attention_cpu|attention_ref|bench'
 one_thread+='|check_memory|core|dlpack|gemm|gemm_bits|grad_return_args'
-one_thread+='|layout|memory|npy|option_table|pin|safetensors|vec'
+one_thread+='|layout|memory|npy|option_table|pin|safetensors|trimul_args|vec|vec_gate'
 
 for preset in "${presets[@]}"; do
     built "$preset" || continue

@@ -6,7 +6,7 @@
  * with a rank out of memory fails on all ranks. */
 #include <stdbool.h>
 
-#include "test.h"
+#include "test_trimul.h"
 
 static atomic_int counting, n_calls;
 static const char *volatile last_call = "";
@@ -116,6 +116,43 @@ static void run_plan(int rank, int n_ranks, const char *job, void *arg)
     test_attention_free(&t);
 }
 
+static void run_trimul(int rank, int n_ranks, const char *job, void *arg)
+{
+    cof_world *w = test_world(rank, n_ranks, job, 20);
+    struct test_tri_problem p = {.params = COF_TRIMUL_PARAMS_INIT, .n = 20, .n_batch = 1,
+                                 .n_ranks = n_ranks, .with_mask = true, .with_grads = true};
+    struct test_tri t;
+    struct test_tri_part part;
+    cof_plan *plan;
+    cof_stream stream;
+    p.params.dtype = arg ? COF_BF16 : COF_F32;
+    p.params.n_rows = 20;
+    p.params.dim = 24;
+    p.params.reduce_param_grads = 1;
+    test_tri_make(&t, &p);
+    test_tri_part_make(&part, &t, rank, 0);
+    CHECK_OK(cof_trimul_plan_create(cof_world_team(w), &p.params, NULL, &plan));
+    CHECK_OK(cof_stream_create(w, 2, &stream));
+    pthread_barrier_wait(&meet);
+    atomic_store(&counting, 1);
+    pthread_barrier_wait(&meet);
+    CHECK_OK(cof_trimul_set_weights(plan, &part.weight_args, COF_TRIMUL_CHECK, stream));
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(cof_trimul_forward(plan, &part.args, stream));
+        CHECK_OK(cof_trimul_backward(plan, &part.args, stream));
+        CHECK_OK(cof_stream_sync(stream));
+    }
+    pthread_barrier_wait(&meet);
+    atomic_store(&counting, 0);
+    pthread_barrier_wait(&meet);
+    cof_stream_destroy(stream);
+    cof_plan_destroy(plan);
+    cof_team_barrier(cof_world_team(w));
+    cof_world_destroy(w);
+    test_tri_part_free(&part);
+    test_tri_free(&t);
+}
+
 /* A rank without memory for a plan tells the others, and the team goes on. The deadline of a silent
  * rank is 20 s. */
 static void refused(int rank, int n_ranks, const char *job, void *arg)
@@ -153,6 +190,7 @@ int main(void)
         for (int bf16 = 0; bf16 < 2; bf16++) {
             pthread_barrier_init(&meet, NULL, (unsigned)n_ranks);
             test_ranks(n_ranks, run_plan, bf16 ? &meet : NULL);
+            test_ranks(n_ranks, run_trimul, bf16 ? &meet : NULL);
             pthread_barrier_destroy(&meet);
         }
     CHECK(n_calls == 0, "%d calls while plans ran, the last of %s", n_calls, last_call);

@@ -9,15 +9,25 @@
 #define N_EXP 4 /* vectors of one exp_block; even */
 #define EACH for (int u = 0; u < N_EXP; u++)
 
-/* Pairs of halves: lane j meets lane j + W/2, and so on. */
+/* Pairs of halves: lane j meets lane j + W/2, and so on. What comes to lanes past 0 is not used. */
+#define ROTATED(x, ...) __builtin_shufflevector(x, x, __VA_ARGS__)
+
 INLINE float sum_lanes(vf x)
 {
-    float lanes[W];
-    store(lanes, x);
-    for (int half = W / 2; half; half /= 2)
-        for (int i = 0; i < half; i++)
-            lanes[i] += lanes[i + half];
-    return lanes[0];
+#if W == 16
+    x += ROTATED(x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+    x += ROTATED(x, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3);
+    x += ROTATED(x, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1);
+    x += ROTATED(x, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0);
+#elif W == 8
+    x += ROTATED(x, 4, 5, 6, 7, 0, 1, 2, 3);
+    x += ROTATED(x, 2, 3, 4, 5, 6, 7, 0, 1);
+    x += ROTATED(x, 1, 2, 3, 4, 5, 6, 7, 0);
+#else
+    x += ROTATED(x, 2, 3, 0, 1);
+    x += ROTATED(x, 1, 2, 3, 0);
+#endif
+    return x[0];
 }
 
 /* x[u] = exp(x[u]) for N_EXP vectors, step by step over all of them: one exp is a chain of some 50

@@ -75,15 +75,15 @@ static void norm(float *dst, struct cofi_norm_row *row)
     const int64_t n = row->n;
     vf sums = {0}, squares = {0};
     row->mean = sum(row->x, n) / (float)n;
-    row->shift = 0;
-    for (int64_t i = 0; i < n; i += W)
-        sums += cut_at(centred(row, i), i, n);
-    row->shift = sum_lanes(sums) / (float)n;
     for (int64_t i = 0; i < n; i += W) {
-        vf d = cut_at(centred(row, i), i, n);
+        vf d = cut_at(at(row->x, i, n) - row->mean, i, n);
+        sums += d;
         squares += d * d;
     }
-    row->rstd = 1 / __builtin_sqrtf(sum_lanes(squares) / (float)n + row->eps);
+    row->shift = sum_lanes(sums) / (float)n;
+    float var = sum_lanes(squares) / (float)n - row->shift * row->shift;
+    var = var < 0 ? 0 : var; /* of equal elements, by rounding */
+    row->rstd = 1 / __builtin_sqrtf(var + row->eps);
     for (int64_t i = 0; i < n; i += W)
         put(dst, i, n, centred(row, i) * row->rstd * at(row->gain, i, n) + at(row->bias, i, n));
 }
