@@ -147,12 +147,13 @@ for script in style headers symbols dependencies docs install; do
     run "ci/$script" 300 "ci/check_$script.sh"
 done
 
+transfers='arena|attention_failure|attention_shared|grad_return|lifetime|trimul_(bits|cpu)'
 for source in tests/unit_*.c tests/unit_*.cc; do
     [ -f "$source" ] || continue
     name=$(basename "${source%.*}")
     run "unit/${name#unit_}" 240 "build/tests/$name"
     # Tests of transfers, in the form for peers that are not mapped too.
-    [[ $name =~ ^unit_(arena|attention_failure|attention_shared|grad_return|lifetime|trimul_(bits|cpu))$ ]] &&
+    [[ $name =~ ^unit_($transfers)$ ]] &&
         run "unit/${name#unit_}_staged" 240 env COFUSE_FORCE_STAGED=1 "build/tests/$name"
 done
 
