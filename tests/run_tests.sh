@@ -185,10 +185,10 @@ for script in style headers symbols dependencies docs install; do
     run "ci/$script" 300 "ci/check_$script.sh"
 done
 
+# Tests of transfers, which run in the form for peers that are not mapped too.
+transfers='arena|attention_failure|attention_shared|grad_return|lifetime|trimul_(bits|cpu)'
 for name in "${units[@]}"; do
     run "unit/$name" 240 "build/tests/unit_$name"
-    # Tests of transfers, in the form for peers that are not mapped too.
-    transfers='arena|attention_failure|attention_shared|grad_return|lifetime|trimul_bits|trimul_cpu'
     [[ $name =~ ^($transfers)$ ]] &&
         run "unit/${name}_staged" 240 env COFUSE_FORCE_STAGED=1 "build/tests/unit_$name"
 done
