@@ -177,6 +177,13 @@ static inline int test_compare(const void *a, const void *b)
 
 /* ---- sections ------------------------------------------------------------------------------- */
 
+/* Element (batch 0, row, head 0, the last dim) of an input is `value`: NaN or infinite. */
+struct test_poison {
+    char tensor; /* 'q', 'k' or 'v'; 0: none */
+    int64_t row;
+    float value;
+};
+
 struct test_section {
     enum cofi_elem elem;
     bool o_f32;
@@ -185,6 +192,7 @@ struct test_section {
     struct cofi_band band;
     float scale;
     unsigned seed;
+    struct test_poison poison;
 };
 
 /* lse is [B, 1, H, rows] here, so that its rows are contiguous. */
@@ -205,6 +213,14 @@ static inline struct test_tensors test_tensors_make(const struct test_section *s
     test_fill(&t.q, s->seed + 1, 2);
     test_fill(&t.k, s->seed + 2, 2);
     test_fill(&t.v, s->seed + 3, 1);
+    const struct test_view *poisoned = s->poison.tensor == 'q'   ? &t.q
+                                       : s->poison.tensor == 'k' ? &t.k
+                                                                 : &t.v;
+    if (s->poison.tensor) {
+        test_set(poisoned, test_at(poisoned, 0, s->poison.row, 0, poisoned->dim - 1),
+                 s->poison.value);
+        test_upload(poisoned);
+    }
     return t;
 }
 
@@ -235,15 +251,19 @@ static inline const char *test_limit(int64_t limit, char *text)
 
 static inline const char *test_section_name(const struct test_section *s, const char *engine)
 {
-    static char text[256];
-    char left[24], right[24];
+    static char text[320];
+    char left[24], right[24], poison[64] = "";
+    if (s->poison.tensor)
+        snprintf(poison, sizeof poison, " %c row %lld has %g", s->poison.tensor,
+                 (long long)s->poison.row, (double)s->poison.value);
     snprintf(text, sizeof text,
              "engine=%s elem=%s%s layout=%s b=%lld h=%lld:%lld d=%lld:%lld rows=%lldx%lld "
-             "band=%lld,%s,%s scale=%g", engine, test_elem_names[s->elem],
+             "band=%lld,%s,%s scale=%g%s", engine, test_elem_names[s->elem],
              s->o_f32 ? "->f32" : "", test_layout_names[s->layout], (long long)s->b,
              (long long)s->h, (long long)s->kv, (long long)s->dqk, (long long)s->dv,
              (long long)s->n_q, (long long)s->n_k, (long long)s->band.diag,
-             test_limit(s->band.left, left), test_limit(s->band.right, right), (double)s->scale);
+             test_limit(s->band.left, left), test_limit(s->band.right, right), (double)s->scale,
+             poison);
     return text;
 }
 
@@ -260,7 +280,8 @@ static inline double test_half_ulp(enum cofi_elem elem)
     return elem == COFI_ELEM_BF16 ? 0x1p-8 : elem == COFI_ELEM_F16 ? 0x1p-11 : 0x1p-24;
 }
 
-/* One row by the formula. Returns lse; o[d], and size[d] = sum p |v|. */
+/* One row by the formula, over the keys that it sees. Returns lse; o[d], and size[d] = sum p |v|.
+ * NaN where NaN or infinities make it so; 0 and -inf where no score is above -inf. */
 static inline double test_row(const struct test_section *s, const struct test_tensors *t, int64_t b,
                               int64_t h, int64_t i, double *p, double *o, double *size)
 {
@@ -275,7 +296,7 @@ static inline double test_row(const struct test_section *s, const struct test_te
             x += test_get(&t->q, test_at(&t->q, b, i, h, d)) *
                  test_get(&t->k, test_at(&t->k, b, j, kv, d));
         p[j] = x * (double)s->scale;
-        m = fmax(m, p[j]);
+        m = p[j] > m || isnan(p[j]) ? p[j] : m;
     }
     for (int64_t d = 0; d < s->dv; d++)
         o[d] = size[d] = 0;
@@ -285,7 +306,7 @@ static inline double test_row(const struct test_section *s, const struct test_te
         sum += exp(p[j] - m);
     for (int64_t j = 0; j < s->n_k; j++) {
         double x = exp(p[j] - m) / sum;
-        for (int64_t d = 0; d < s->dv && x > 0; d++) {
+        for (int64_t d = 0; d < s->dv && test_sees(&s->band, i, j); d++) {
             double v = test_get(&t->v, test_at(&t->v, b, j, kv, d));
             o[d] += x * v;
             size[d] += x * fabs(v);
@@ -300,6 +321,12 @@ static inline double test_bound(const struct test_section *s, bool is_exact, dou
     double u = test_half_ulp(s->elem);
     return is_exact ? (s->o_f32 ? 0 : u * fabs(o)) + 1e-5 * size + 1e-7
                     : 4 * u * size + 1e-5;
+}
+
+/* Both NaN or infinite, or both not and near. */
+static inline bool test_is_near(double got, double want, double bound)
+{
+    return isfinite(want) ? fabs(got - want) <= bound : !isfinite(got);
 }
 
 /* Checks o and lse on the host against fp64, then that all else is as it was. */
@@ -317,14 +344,14 @@ static inline void test_section_check(const struct test_section *s, struct test_
                 double got = test_get(&t->lse, test_at(&t->lse, b, 0, h, i));
                 bool is_right = want == -INFINITY
                                     ? got == want || (!is_exact && got == INFINITY)
-                                    : fabs(got - want) <= (is_exact ? 1e-5 : 2e-4) *
-                                                              (1 + fabs(want));
+                                    : test_is_near(got, want, (is_exact ? 1e-5 : 2e-4) *
+                                                                  (1 + fabs(want)));
                 if (!is_right && n_wrong++ == 0)
                     snprintf(first, sizeof first, "b=%lld h=%lld row=%lld lse: got %g, want %g",
                              (long long)b, (long long)h, (long long)i, got, want);
                 for (int64_t d = 0; d < s->dv; d++) {
                     got = test_get(&t->o, test_at(&t->o, b, i, h, d));
-                    if (fabs(got - o[d]) <= test_bound(s, is_exact, o[d], size[d]))
+                    if (test_is_near(got, o[d], test_bound(s, is_exact, o[d], size[d])))
                         continue;
                     if (n_wrong++ == 0)
                         snprintf(first, sizeof first,

@@ -66,13 +66,19 @@ static bool same_shape(const struct cofi_attention_shape *a, const struct cofi_a
            a->lse_batch == b->lse_batch && a->lse_head == b->lse_head;
 }
 
-/* So that no launch of a captured call is the first of its kernel, which loads it. */
-static cof_status load_merge(int device, enum cofi_elem elem)
+/* So that no launch of a captured call is the first of its kernel, which loads it: all merges of
+ * the data type. */
+static cof_status load_merges(int device, enum cofi_elem elem)
 {
     struct cofi_cuda_scope scope;
     struct cudaFuncAttributes attributes;
+    cudaError_t error = cudaSuccess;
     COF_TRY(cofi_cuda_enter(device, &scope));
-    cudaError_t error = cudaFuncGetAttributes(&attributes, cofi_merge_kernel(elem));
+    for (int f32 = 0; f32 < 8 && error == cudaSuccess; f32++) {
+        const struct cofi_attention_merge merge = {.elem = elem, .a.o_f32 = f32 & 1,
+                                                   .b.o_f32 = f32 >> 1 & 1, .o_f32 = f32 >> 2};
+        error = cudaFuncGetAttributes(&attributes, cofi_merge_kernel(&merge));
+    }
     cofi_cuda_leave(&scope);
     COF_CUDA(error);
     return COF_OK;
@@ -92,7 +98,7 @@ cof_status cofi_attention_kernels_open(struct cofi_attention_kernels *kernels,
     kernels->opened = more;
     struct cofi_attention_opened opened = {.shape = *shape};
     size_t bytes = 0;
-    COF_TRY(load_merge(kernels->device, shape->elem));
+    COF_TRY(load_merges(kernels->device, shape->elem));
     COF_TRY(cofi_attention_engine_choose(kernels->device, shape, &opened.engine));
     COF_TRY(opened.engine->open(kernels->device, shape, &opened.kernel, &bytes));
     if (bytes > kernels->workspace_bytes)

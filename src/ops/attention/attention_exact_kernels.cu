@@ -6,6 +6,8 @@
  *     m' = max(m, max s);  p = exp(s - m');  l' = l exp(m - m') + sum p
  *     acc' = acc exp(m - m') + p v
  * and at the end o = acc / l, lse = m + log l. A row that has seen no key has m = -inf, l = 0.
+ * A hidden key takes no part: its p is COFK_HIDDEN, and its v is left out, not taken 0 times, as
+ * it may be NaN. A tile that every row sees whole has no such p, and is spared the comparisons.
  *
  * Thread (tx, ty) of 16 x 16 has rows 4 ty .. 4 ty + 3, of the scores keys tx, tx + 16, .., and of
  * the output columns 64 c + 4 tx .. 64 c + 4 tx + 3. Shared memory of a block:
@@ -28,6 +30,7 @@ enum {
     COFK_PER_THREAD = COFK_QUERIES / COFK_SIDE,
     COFK_PAD = 4,
     COFK_AT_ONCE = 4, /* loads of a thread in flight: more cost registers for their addresses */
+    COFK_HIDDEN = -1, /* for p of a hidden key; others are >= 0, or NaN */
 };
 static_assert(COFK_KEYS == COFK_QUERIES && COFK_PER_THREAD == 4, "float4 holds a thread's share");
 
@@ -191,15 +194,23 @@ COFK_INLINE float cofk_weigh_row(const float *s, float scale, int64_t first, int
     state->m = m;
 #pragma unroll
     for (int j = 0; j < COFK_PER_THREAD; j++) {
+        const int key = tx + COFK_SIDE * j;
         x[j] = expf(x[j] - from);
         state->l += x[j];
-        p[tx + COFK_SIDE * j] = x[j];
+        p[key] = key >= first && key <= last ? x[j] : (float)COFK_HIDDEN;
     }
     return factor;
 }
 
-/* acc += p v, over the keys of the tile. */
-template <class Elem, int dim_max>
+/* sum + p value, or sum where the key is hidden. */
+template <bool is_cut> COFK_INLINE float cofk_add_value(float p, float value, float sum)
+{
+    const float added = fmaf(p, value, sum);
+    return is_cut && p < 0 ? sum : added;
+}
+
+/* acc += p v, over the keys of the tile; is_cut: some of them may be hidden from some rows. */
+template <class Elem, int dim_max, bool is_cut>
 COFK_INLINE void cofk_add_values(const struct cofk_rows<Elem> &v, struct cofk_exact_memory *memory,
                                  float (*acc)[dim_max / COFK_SIDE])
 {
@@ -224,10 +235,14 @@ COFK_INLINE void cofk_add_values(const struct cofk_rows<Elem> &v, struct cofk_ex
                         *(const float4 *)&memory->v[(key + j) * dim_max + 64 * c + 4 * tx];
 #pragma unroll
                     for (int i = 0; i < COFK_PER_THREAD; i++) {
-                        acc[i][4 * c] = fmaf(p[i][j], value.x, acc[i][4 * c]);
-                        acc[i][4 * c + 1] = fmaf(p[i][j], value.y, acc[i][4 * c + 1]);
-                        acc[i][4 * c + 2] = fmaf(p[i][j], value.z, acc[i][4 * c + 2]);
-                        acc[i][4 * c + 3] = fmaf(p[i][j], value.w, acc[i][4 * c + 3]);
+                        acc[i][4 * c] =
+                            cofk_add_value<is_cut>(p[i][j], value.x, acc[i][4 * c]);
+                        acc[i][4 * c + 1] =
+                            cofk_add_value<is_cut>(p[i][j], value.y, acc[i][4 * c + 1]);
+                        acc[i][4 * c + 2] =
+                            cofk_add_value<is_cut>(p[i][j], value.z, acc[i][4 * c + 2]);
+                        acc[i][4 * c + 3] =
+                            cofk_add_value<is_cut>(p[i][j], value.w, acc[i][4 * c + 3]);
                     }
                 }
         }
@@ -294,7 +309,14 @@ cofk_attention_exact(const __grid_constant__ struct cofi_exact_arguments a)
             for (int c = 0; c < dim_max / COFK_SIDE; c++)
                 acc[i][c] *= factor;
         }
-        cofk_add_values<Elem, dim_max>(v, &memory, acc);
+        /* keys 0 .. 63 seen by rows 0 .. 63: the same for all threads */
+        const bool is_whole = k.n_rows == COFK_KEYS &&
+                              row + COFK_QUERIES - 1 + a.limits.low <= first &&
+                              row + a.limits.high >= first + COFK_KEYS - 1;
+        if (is_whole)
+            cofk_add_values<Elem, dim_max, false>(v, &memory, acc);
+        else
+            cofk_add_values<Elem, dim_max, true>(v, &memory, acc);
     }
 #pragma unroll
     for (int i = 0; i < COFK_PER_THREAD; i++) {

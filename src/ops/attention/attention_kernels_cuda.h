@@ -82,11 +82,13 @@ struct cofi_exact_arguments {
 
 struct cofi_merge_arguments {
     struct cofi_attention_merge merge;
-    int32_t lanes; /* threads of a row: a power of two up to 32 */
-    bool a_aligned, b_aligned, o_aligned; /* rows at multiples of 16 bytes */
+    int32_t lanes;   /* threads of a row: a power of two up to 32 */
+    bool is_aligned; /* all rows at multiples of 16 bytes */
 };
 
-enum { COFI_MERGE_THREADS = 256 };
+/* Vectors of eight elements for each thread of a row: two, so that what a thread does once for its
+ * row is less than what it does for them. */
+enum { COFI_MERGE_THREADS = 256, COFI_MERGE_VECTORS = 2 };
 
 #ifdef __cplusplus
 extern "C" {
@@ -94,7 +96,7 @@ extern "C" {
 
 /* Their entries, for loading. */
 const void *cofi_exact_kernel(enum cofi_elem elem, int64_t dim_v);
-const void *cofi_merge_kernel(enum cofi_elem elem);
+const void *cofi_merge_kernel(const struct cofi_attention_merge *merge);
 
 cudaError_t cofi_exact_launch(enum cofi_elem elem, const struct cofi_exact_arguments *arguments,
                               unsigned n_blocks, cudaStream_t stream);
