@@ -156,7 +156,7 @@ echo 'runtime form=put bytes=64 how=graph' >"$scratch/shapes"
 expect "what only devices do" 4 'wanted by=call how=eager busy=0 on the CPU' \
     "$cofuse" bench --shapes "$scratch/shapes" --ranks 2
 expect "operators without a form on devices" 2 'wanted an operator with a bench on CUDA devices' \
-    "$cofuse" bench --shapes <(echo 'attention S=8 H=1 Dqk=8') --device cuda --list
+    "$cofuse" bench --shapes <(echo 'grad_return S=8 H=1 Dqk=8') --device cuda --list
 expect "cases of devices" 0 '^runtime form=round by=stream how=graph ranks=2 engine=cuda ' \
     "$cofuse" bench --device cuda --ranks 2 --list
 

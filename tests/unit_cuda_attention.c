@@ -105,7 +105,7 @@ static void check_outputs(struct tensors *t, bool are_nan)
         copy(t->host[which], t->tensor[which].data, bytes_of(t, which));
         for (int64_t i = 0; i < n; i++) {
             double x = t->host[which][i];
-            n_bad += are_nan ? !isnan(x) : !(fabs(x - wanted[which]) < 1e-4);
+            n_bad += are_nan ? !isnan(x) : !(fabs(x - wanted[which]) < 1e-3);
         }
         CHECK(n_bad == 0, "%s: %lld of %lld elements are not %s, the first is %g",
               which == O ? "o" : "lse", (long long)n_bad, (long long)n, are_nan ? "NaN" : "right",

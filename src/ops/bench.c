@@ -14,8 +14,8 @@ static const int64_t max_value = INT64_C(1) << 40;
 
 static bool is_left_out(const char *key)
 {
-    static const char *const keys[] = {"name",  "set",    "P",   "engine",
-                                       "arena", "device", "isa", "gemm", "sections"};
+    static const char *const keys[] = {"name",   "set", "P",    "engine",  "arena",
+                                       "device", "isa", "gemm", "kernels", "sections"};
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
         if (!strcmp(key, keys[i]))
             return true;

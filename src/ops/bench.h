@@ -18,8 +18,8 @@ extern const char cofi_bench_shapes_attention[], cofi_bench_shapes_attention_cud
 
 /* Calls fn(arg, key, value) for the words of a case's line, the operator's name and words of the
  * harness (name, set) left out; so are those with which a describe line tells what a plan was given
- * by its team and machine (P, engine, arena, device, isa, gemm, sections), so that such a line is a
- * case too. The first failure ends it; COF_ERR_INVALID for a word without '='. */
+ * by its team and machine (P, engine, arena, device, isa, gemm, kernels, sections), so that such a
+ * line is a case too. The first failure ends it; COF_ERR_INVALID for a word without '='. */
 typedef cof_status (*cofi_bench_word_fn)(void *arg, const char *key, const char *value);
 cof_status cofi_bench_words(const char *line, cofi_bench_word_fn fn, void *arg);
 

@@ -102,7 +102,8 @@ static cof_status check(const struct cofi_attention_plan *plan)
 
 static void describe(const struct cofi_attention_plan *plan, char *text, size_t bytes)
 {
-    snprintf(text, bytes, "only_compact=%d", plan->params.only_compact);
+    snprintf(text, bytes, "only_compact=%d kernels=%s", plan->params.only_compact,
+             cofi_config_text(COFI_VAR_ATTENTION_ENGINE));
 }
 
 /* ---- kernels -------------------------------------------------------------------------------- */
