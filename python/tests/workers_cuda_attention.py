@@ -28,15 +28,15 @@ class Attention:
     """Inputs of all ranks, the own rows on the device, and what has to come out, in fp64."""
 
     def __init__(self, world, n_rows, heads=(4, 2), dims=(64, 64), dtype=torch.bfloat16,
-                 mask="causal", seed=0, n_batch=2, is_wanted=True):
+                 mask="causal", seed=0, n_batch=2, window=None):
         generator = torch.Generator().manual_seed(seed)
         self.mask, self.n_rows, self.dtype = mask, n_rows, dtype
         self.rows = cofuse.Layout(n_rows, world.size).global_rows(world.rank)
         whole = [torch.randn(n_batch, n_rows, h, d, generator=generator).to(dtype)
                  for h, d in zip((heads[0], heads[1], heads[1]), (dims[0], *dims))]
         self.inputs = [t[:, torch.from_numpy(self.rows)].contiguous().cuda() for t in whole]
-        if is_wanted:
-            self.wanted = reference.attention(*(t.float().numpy() for t in whole), mask)
+        self.wanted = reference.attention(*(t.float().numpy() for t in whole), mask,
+                                          window=window)
 
     def check(self, o, lse):
         assert o.dtype == self.dtype and lse.dtype == torch.float32
@@ -68,6 +68,10 @@ def attention():
         assert not wide[0].is_contiguous()
         case.check(*cofuse.attention(*wide, team=team, mask="causal", n_rows=256,
                                      forward_only=True))
+        for mask, window in (("causal", (40, 0)), ("none", (100, 30))):
+            case = Attention(world, 512, mask=mask, window=window)
+            case.check(*cofuse.attention(*case.inputs, team=team, mask=mask, window=window,
+                                         n_rows=512, forward_only=True))
         with torch.cuda.stream(torch.cuda.Stream()):
             for turn in range(20):  # what is free at once must not be taken by the next turn
                 case = Attention(world, 512, seed=turn, n_batch=1)
