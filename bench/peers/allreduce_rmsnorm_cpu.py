@@ -237,7 +237,7 @@ def _run_ranks(options, n_ranks, document):
         document["results"].append(_result(cases, fixed))
 
 
-def _table(document):
+def table_of(document):
     """Markdown; ± is half the spread between process sets."""
     names, rows = ("cofuse", "torch", "torch-f32"), []
     for r in document["results"]:
@@ -265,7 +265,7 @@ def main():
         _run_ranks(options, n_ranks, document)
         if options.json:  # after each rank count, so that a long run is not lost
             write_json(options.json, document)
-    return report(document, _table(document))
+    return report(document, table_of(document))
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def _row(cases):
     return compare(result, medians_of(result), _is_ours, lambda name: name.endswith("-alone"))
 
 
-def _table(document):
+def table_of(document):
     """Markdown: microseconds a call, and each one's share of Cofuse's."""
     names, rows = names_of(document["results"]), []
     for r in document["results"]:
@@ -64,4 +64,4 @@ def _table(document):
 
 if __name__ == "__main__":
     multicast_off()
-    sys.exit(main(__file__, _parser(), _check, "rank_cuda", _row, _table))
+    sys.exit(main(__file__, _parser(), _check, "rank_cuda", _row, table_of))

@@ -137,7 +137,7 @@ def _cell(result, name):
     return f"{result[name]['median_s'] * 1e3:.2f} ±{result[name]['spread'] * 50:.0f}%"
 
 
-def _table(document):
+def table_of(document):
     """Markdown; ± is half the spread between process sets."""
     rows = []
     for r in document["results"]:
@@ -164,7 +164,7 @@ def main():
         _run_ranks(options, n_ranks, document)
         if options.json:  # after each rank count, so that a long run is not lost
             write_json(options.json, document)
-    return report(document, _table(document))
+    return report(document, table_of(document))
 
 
 if __name__ == "__main__":

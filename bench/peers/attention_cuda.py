@@ -64,10 +64,11 @@ def _row(cases):
     result["tflops"] = {n: result["flops"] / m * 1e-12 for n, m in medians.items()}
     if "sections-alone" in medians:
         result["efficiency"] = {n: medians["sections-alone"] / m for n, m in medians.items()}
-    return compare(result, medians, _is_ours, lambda name: name.endswith("-alone"))
+    return compare(result, medians, _is_ours, lambda name: name.endswith("-alone"),
+                   ("cofuse", "cofuse-graph"))
 
 
-def _table(document):
+def table_of(document):
     """Markdown: TFLOP/s of a GPU, and efficiency: time of the sections alone / time."""
     names, rows = names_of(document["results"]), []
     for r in document["results"]:
@@ -83,4 +84,4 @@ def _table(document):
 
 if __name__ == "__main__":
     multicast_off()
-    sys.exit(main(__file__, _parser(), _check, "attention_rank_cuda", _row, _table))
+    sys.exit(main(__file__, _parser(), _check, "attention_rank_cuda", _row, table_of))

@@ -22,7 +22,7 @@ import time
 from process_set import machine, now, start, summary, wait, write_json
 
 # Of a program's options, those that say nothing about what it measures.
-APART = ("json", "rank", "show")
+APART = ("json", "rank")
 
 
 def multicast_off():
@@ -62,12 +62,17 @@ def contenders(cases):
     return found
 
 
-def compare(result, medians, is_ours, is_apart=lambda name: False):
-    """Puts best_rival, ratio and ratios into a row. Who is apart is no rival."""
+def compare(result, medians, is_ours, is_apart=lambda name: False, forms=("cofuse",)):
+    """Puts best_rival, ratio and ratios into a row, to the fastest of Cofuse's `forms`. Who is
+    apart is no rival."""
     rivals = {n: m for n, m in medians.items() if not is_ours(n) and not is_apart(n)}
-    if rivals and "cofuse" in medians:
+    ours = [n for n in forms if n in medians]
+    if rivals and ours:
+        best = min(ours, key=medians.get)
+        if len(forms) > 1:
+            result["best_of_cofuse"] = best
         result["best_rival"] = min(rivals, key=rivals.get)
-        result["ratios"] = {n: m / medians["cofuse"] for n, m in medians.items() if n != "cofuse"}
+        result["ratios"] = {n: m / medians[best] for n, m in medians.items() if n != best}
         result["ratio"] = result["ratios"][result["best_rival"]]
     return result
 
@@ -180,7 +185,6 @@ def add_set_options(parser, samples):
     parser.add_argument("--only", help="contenders to time, with commas; default: all")
     parser.add_argument("--no-compile", action="store_true", help="without torch.compile")
     parser.add_argument("--json", help="where to write the document, which grows as it goes")
-    parser.add_argument("--show", metavar="JSON", help="print the table of a stored document")
     parser.add_argument("--rank", help=argparse.SUPPRESS)  # what a rank is started with
 
 
@@ -189,10 +193,6 @@ def main(script, parser, check, rank_module, row, make_table):
     options = parser.parse_args()
     if options.rank is not None:
         importlib.import_module(rank_module).main(**json.loads(options.rank))
-        return 0
-    if options.show:
-        with open(options.show) as file:
-            print(make_table(json.load(file)))
         return 0
     if options.samples < 3 or options.processes < 1:
         parser.error("wanted --samples from 3, --processes from 1")

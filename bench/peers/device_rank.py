@@ -5,6 +5,7 @@
 With `dry_run` among the options the same is done on the CPU: gloo, Cofuse's processes, a clock.
 """
 
+import contextlib
 import math
 import platform
 import sys
@@ -119,7 +120,12 @@ class DeviceRank:
             return calls
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(capture_error_mode="thread_local")
-        calls()
+        try:
+            calls()
+        except Exception:
+            with contextlib.suppress(RuntimeError):  # the stream is of use again
+                graph.capture_end()
+            raise
         graph.capture_end()
         return graph.replay
 

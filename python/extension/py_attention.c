@@ -138,8 +138,8 @@ static PyType_Slot slots[] = {
      "              chunking=\"balanced\", schedule=\"default\", scale=0.0, forward_only=False,\n"
      "              wire_f32=False, save_kv=False, has_window=False, window_left=0,\n"
      "              window_right=0, only_compact=False, arena=None)\n\n"
-     "Context-parallel attention for fixed shapes; n_rows is the whole sequence. has_window: query\n"
-     "row i sees key rows i - window_left .. i + window_right (-1: no limit). Collective."},
+     "Context-parallel attention for fixed shapes; n_rows is the whole sequence. has_window: row\n"
+     "i sees key rows from i - window_left to i + window_right (-1: no limit). Collective."},
     {0, NULL},
 };
 PyType_Spec cofi_py_attention_spec = {"cofuse.AttentionPlan", sizeof(struct cofi_py_object), 0,
