@@ -75,6 +75,32 @@ check_page docs/performance.md cpu "${1:-}"
 check_page docs/cuda.md cuda "${1:-}"
 [ "${1:-}" != --update ] || build/cofuse info --env-markdown >docs/environment.md
 
+# Tables beside rivals, which lie between "<!-- peers: FILE -->" and "<!-- peers: end -->".
+with_peers() { # PAGE: the page with these tables made anew
+    local line file='' begin='^<!-- peers: (bench/peers/results/[A-Za-z0-9_.-]+\.json) -->$'
+    while IFS= read -r line; do
+        [ "$line" != '<!-- peers: end -->' ] || file=''
+        [ -n "$file" ] || printf '%s\n' "$line"
+        if [[ $line =~ $begin ]]; then
+            file=${BASH_REMATCH[1]}
+            printf '\n%s\n\n' "$(python3 -B bench/peers/show.py "$file")"
+        fi
+    done <"$1"
+    [ -z "$file" ] || echo "no end of the table of $file"
+}
+mapfile -t with_rivals < <(grep -lE '^<!-- peers: ' docs/*.md)
+if [ ${#with_rivals[@]} -gt 0 ] && ! command -v python3 >/dev/null; then
+    echo "tables beside rivals: not checked, there is no python3"
+    with_rivals=()
+fi
+for page in "${with_rivals[@]}"; do
+    with_peers "$page" >"$scratch/peers.md"
+    [ "${1:-}" != --update ] || cp "$scratch/peers.md" "$page"
+    difference=$(diff "$page" "$scratch/peers.md") ||
+        fail "$page is not in step with bench/peers/results (ci/check_docs.sh --update):
+$difference"
+done
+
 # docs/environment.md is printed by the program.
 difference=$(diff docs/environment.md <(build/cofuse info --env-markdown)) ||
     fail "docs/environment.md is not what 'build/cofuse info --env-markdown' prints:

@@ -11,14 +11,13 @@ import argparse
 import json
 import os
 import platform
-import shlex
 import signal
-import statistics
 import sys
 import tempfile
 import time
 
-from process_set import machine, now, numbers, start, summary, wait, write_json
+from comparison import compare, contenders, frame, medians_of, report, settings, table
+from process_set import numbers, start, wait, write_json
 
 EPS = 1e-6
 # Relative root mean square error against fp64. A sum that lacks a rank is off by 0.4 and more.
@@ -213,26 +212,17 @@ def _run_set(options, n_ranks):
 def _result(cases, fixed):
     """One row of the table, of the same case in all process sets."""
     result = dict(fixed, **{k: cases[0][k] for k in ("tokens", "hidden", "plan", "errors")})
-    result["contenders"] = {}
-    for name in cases[0]["times_s"]:
-        found = [c["times_s"][name] for c in cases if name in c["times_s"]]
-        samples = [t for times in found for t in times]
-        result["contenders"][name] = summary(samples, [statistics.median(t) for t in found])
-    medians = {n: c["median_s"] for n, c in result["contenders"].items()}
-    rivals = {n: m for n, m in medians.items() if n != "cofuse"}
-    if rivals and "cofuse" in medians:
-        result["best_rival"] = min(rivals, key=rivals.get)
-        result["ratio"] = rivals[result["best_rival"]] / medians["cofuse"]
-    return result
+    result["contenders"] = contenders(cases)
+    return compare(result, medians_of(result), lambda name: name == "cofuse")
 
 
 def _run_ranks(options, n_ranks, document):
-    settings = {k: v for k, v in vars(options).items() if k not in ("json", "rank", "ranks")}
-    settings["threads"] = options.threads or max(1, len(os.sched_getaffinity(0)) // n_ranks)
-    fixed = dict(ranks=n_ranks, threads=settings["threads"], dtype=options.dtype)
+    given = settings(options, "ranks")
+    given["threads"] = options.threads or max(1, len(os.sched_getaffinity(0)) // n_ranks)
+    fixed = dict(ranks=n_ranks, threads=given["threads"], dtype=options.dtype)
     sets = []
     for number in range(options.processes):
-        found, error = _run_set(settings, n_ranks)
+        found, error = _run_set(given, n_ranks)
         if error is not None:
             document["failures"].append(dict(fixed, set=number, error=error))
             break
@@ -247,11 +237,9 @@ def _run_ranks(options, n_ranks, document):
         document["results"].append(_result(cases, fixed))
 
 
-def _table(document):
+def table_of(document):
     """Markdown; ± is half the spread between process sets."""
-    names = ("cofuse", "torch", "torch-f32")
-    lines = ["| T | H | ranks | " + " | ".join(f"{n} us" for n in names) + " | ratio |",
-             "|" + "---|" * 7]
+    names, rows = ("cofuse", "torch", "torch-f32"), []
     for r in document["results"]:
         cells = [r["tokens"], r["hidden"], r["ranks"]]
         for name in names:
@@ -259,8 +247,8 @@ def _table(document):
             cells.append(f"{found['median_s'] * 1e6:.1f} ±{found['spread'] * 50:.0f}%"
                          if found else "-")
         cells.append(f"{r['ratio']:.2f} ({r['best_rival']})" if "ratio" in r else "-")
-        lines.append("| " + " | ".join(str(c) for c in cells) + " |")
-    return "\n".join(lines)
+        rows.append(cells)
+    return table(["T", "H", "ranks", *(f"{n} us" for n in names), "ratio"], rows)
 
 
 def main():
@@ -272,24 +260,12 @@ def main():
     if options.samples < 3 or options.processes < 1 or options.threads < 0:
         parser.error("wanted --samples from 3, --processes from 1, --threads from 0")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of the ends of the ranks
-    document = {
-        "schema": 1,
-        "date": now(),
-        "command": shlex.join(["python", "bench/peers/allreduce_rmsnorm_cpu.py", *sys.argv[1:]]),
-        "versions": {},
-        "machine": machine(),
-        "settings": {k: v for k, v in vars(options).items() if k not in ("json", "rank")},
-        "results": [],
-        "failures": [],
-    }
+    document = frame("allreduce_rmsnorm_cpu.py", options, versions={})
     for n_ranks in options.ranks:
         _run_ranks(options, n_ranks, document)
         if options.json:  # after each rank count, so that a long run is not lost
             write_json(options.json, document)
-    print(_table(document))
-    for failure in document["failures"]:
-        print(f"failed: {failure}", file=sys.stderr)
-    return 1 if document["failures"] else 0
+    return report(document, table_of(document))
 
 
 if __name__ == "__main__":

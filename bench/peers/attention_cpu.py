@@ -9,12 +9,12 @@ import argparse
 import json
 import os
 import platform
-import shlex
 import signal
 import sys
 import tempfile
 
-from process_set import machine, now, numbers, start, summary, wait, write_json
+from comparison import compare, frame, report, settings, table
+from process_set import numbers, start, summary, wait, write_json
 
 CALLS = ("forward", "both")
 CONTENDERS = ("cofuse", "ring", "gather", "sdpa")
@@ -94,20 +94,16 @@ def _result(cases, call, fixed):
             samples = [t for c in cases for t in c["times_s"][key]]
             result[name] = summary(samples, found)
             medians[name] = result[name]["median_s"]
-    rivals = {n: m for n, m in medians.items() if n != "cofuse"}
-    if rivals and "cofuse" in medians:
-        result["best_rival"] = min(rivals, key=rivals.get)
-        result["ratio"] = rivals[result["best_rival"]] / medians["cofuse"]
-    return result
+    return compare(result, medians, lambda name: name == "cofuse")
 
 
 def _run_ranks(options, n_ranks, document):
-    settings = {k: v for k, v in vars(options).items() if k not in ("json", "rank", "ranks")}
-    settings["threads"] = options.threads or max(1, len(os.sched_getaffinity(0)) // n_ranks)
-    fixed = dict(ranks=n_ranks, threads=settings["threads"], mask=options.mask)
+    given = settings(options, "ranks")
+    given["threads"] = options.threads or max(1, len(os.sched_getaffinity(0)) // n_ranks)
+    fixed = dict(ranks=n_ranks, threads=given["threads"], mask=options.mask)
     sets = []
     for number in range(options.processes):
-        found, error = _run_set(settings, n_ranks)
+        found, error = _run_set(given, n_ranks)
         if error is not None:
             document["failures"].append(dict(fixed, set=number, error=error))
             break
@@ -128,19 +124,11 @@ def _document(options):
 
     import cofuse
 
-    return {
-        "schema": 1,
-        "date": now(),
-        "command": shlex.join(["python", "bench/peers/attention_cpu.py", *sys.argv[1:]]),
-        "version": cofuse.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "machine": dict(machine(), torch_isa=torch.backends.cpu.get_cpu_capability()),
-        "settings": {k: v for k, v in vars(options).items() if k not in ("json", "rank")},
-        "affinity_changed": False,
-        "results": [],
-        "failures": [],
-    }
+    document = frame("attention_cpu.py", options, version=cofuse.__version__,
+                     torch=torch.__version__, python=platform.python_version(),
+                     affinity_changed=False)
+    document["machine"]["torch_isa"] = torch.backends.cpu.get_cpu_capability()
+    return document
 
 
 def _cell(result, name):
@@ -149,16 +137,16 @@ def _cell(result, name):
     return f"{result[name]['median_s'] * 1e3:.2f} ±{result[name]['spread'] * 50:.0f}%"
 
 
-def _table(document):
+def table_of(document):
     """Markdown; ± is half the spread between process sets."""
-    lines = ["| rows | ranks | mask | call | cofuse ms | ring ms | gather ms | sdpa ms | ratio |",
-             "|---|---|---|---|---|---|---|---|---|"]
+    rows = []
     for r in document["results"]:
         cells = [r["rows"], r["ranks"], r["mask"], r["call"]]
         cells += [_cell(r, name) for name in CONTENDERS]
         cells.append(f"{r['ratio']:.2f} ({r['best_rival']})" if "ratio" in r else "-")
-        lines.append("| " + " | ".join(str(c) for c in cells) + " |")
-    return "\n".join(lines)
+        rows.append(cells)
+    return table(["rows", "ranks", "mask", "call", *(f"{n} ms" for n in CONTENDERS), "ratio"],
+                 rows)
 
 
 def main():
@@ -176,10 +164,7 @@ def main():
         _run_ranks(options, n_ranks, document)
         if options.json:  # after each rank count, so that a long run is not lost
             write_json(options.json, document)
-    print(_table(document))
-    for failure in document["failures"]:
-        print(f"failed: {failure}", file=sys.stderr)
-    return 1 if document["failures"] else 0
+    return report(document, table_of(document))
 
 
 if __name__ == "__main__":

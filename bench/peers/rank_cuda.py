@@ -3,38 +3,24 @@
 """One rank of a process set on GPUs: makes the buffers, checks all contenders, times them."""
 
 import math
-import platform
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
 import cofuse
-from process_set import write_json
+from device_rank import DeviceRank, relative, text_of
 from rivals_cuda import EPS, Buffers, Eager, make_contenders, symmetric_memory
 
-DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 # Relative root mean square error of results against fp64, for two ranks: some roundings of each
 # element. A sum that lacks a rank is off by 0.5 and more.
 BOUNDS = {"bf16": 5e-3, "f16": 7e-4, "f32": 1e-6}
 ROTATE_BYTES = 256 << 20  # of x and residual, several times an H200's second-level cache
 MAX_SETS = 16
-LIMIT = timedelta(seconds=120)
 
 
-class Rank:
+class Rank(DeviceRank):
     def __init__(self, options, rank, folder):
-        self.options, self.rank, self.size = options, rank, options["ranks"]
-        self.device = torch.device("cuda", rank)
-        torch.cuda.set_device(self.device)
-        torch.set_grad_enabled(False)
-        dist.init_process_group("nccl", init_method=f"file://{folder}/store", rank=rank,
-                                world_size=self.size, timeout=LIMIT)
-        self.group = dist.group.WORLD
-        self.host = dist.new_group(backend="gloo", timeout=LIMIT)
-        self.world = cofuse.init(group=self.host, engine="cuda", device=rank)
-        self.stream = torch.cuda.Stream()
-        self.dtype = DTYPES[options["dtype"]]
+        super().__init__(options, rank, folder)
         self.symmetric = symmetric_memory(
             max(self._sets(n) * n for n in options["tokens"]) * options["hidden"], self.dtype,
             self.device, self.group)
@@ -43,18 +29,6 @@ class Rank:
         """Sets of buffers that calls take in turn."""
         one = 2 * n_tokens * self.options["hidden"] * self.dtype.itemsize
         return max(4, min(MAX_SETS, math.ceil(ROTATE_BYTES / one)))
-
-    # ---- over the ranks, on the host ----
-
-    def largest(self, *values):
-        """Of all ranks; a value that is no number counts as largest."""
-        word = torch.tensor([v if v == v else math.inf for v in values], dtype=torch.float64)
-        dist.all_reduce(word, dist.ReduceOp.MAX, group=self.host)
-        return word.tolist()
-
-    def meet(self):
-        torch.cuda.synchronize()
-        dist.barrier(group=self.host)
 
     # ---- checking ----
 
@@ -66,12 +40,6 @@ class Rank:
         z = total + buffers.residual[i].double()
         scale = torch.rsqrt(z.square().mean(1, keepdim=True) + EPS)
         return z * scale * buffers.weight.double(), z, total
-
-    def error(self, ours, wanted):
-        if ours is None:
-            return 0.0
-        return float((ours.double() - wanted).square().mean().sqrt() /
-                     wanted.square().mean().sqrt())
 
     def same_bits(self, ours):
         """Whether rank 0 has the same."""
@@ -91,7 +59,8 @@ class Rank:
         contender.call(i)
         norm_out, residual_out = contender.outputs(i)
         wanted = exact[1] if norm_out is not None else exact[2]
-        errors = self.error(norm_out, exact[0]), self.error(residual_out, wanted)
+        pairs = (norm_out, exact[0]), (residual_out, wanted)
+        errors = [0.0 if ours is None else relative(ours, right) for ours, right in pairs]
         same = self.same_bits(norm_out) and self.same_bits(residual_out)
         found = self.largest(*errors, 0.0 if same else 1.0)
         return found[:2], found[2] == 0
@@ -105,7 +74,7 @@ class Rank:
             try:
                 errors, same = self.check(contender, buffers, exact)
             except (RuntimeError, cofuse.Error) as error:  # alike on all ranks, or the set ends
-                trouble, errors, same = f"{type(error).__name__}: {error}"[:300], None, None
+                trouble, errors, same = text_of(error), None, None
             else:
                 if max(errors) > bound:
                     trouble = f"errors {errors} against fp64, allowed {bound:.1e}"
@@ -119,34 +88,13 @@ class Rank:
 
     # ---- timing ----
 
-    def captured(self, contender, n_sets):
+    def enqueuer(self, contender, n_sets):
         """What enqueues all calls of a sample."""
-        n_calls = self.options["calls"]
-
         def calls():
-            for i in range(n_calls):
+            for i in range(self.options["calls"]):
                 contender.call(i % n_sets)
 
-        if isinstance(contender, Eager):
-            return calls
-        graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(capture_error_mode="thread_local")
-        calls()
-        graph.capture_end()
-        return graph.replay
-
-    def sample(self, enqueue, buffers):
-        """Seconds of one call, of the slowest rank. All calls wait for the other ranks, so those of
-        a first round line the ranks up for the second."""
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        buffers.restore()
-        self.meet()
-        enqueue()
-        begin.record()
-        enqueue()
-        end.record()
-        end.synchronize()
-        return self.largest(begin.elapsed_time(end) * 1e-3 / self.options["calls"])[0]
+        return calls if isinstance(contender, Eager) else self.captured(calls)
 
     def case(self, n_tokens):
         n_sets, item = self._sets(n_tokens), self.dtype.itemsize
@@ -158,14 +106,9 @@ class Rank:
         if plans:
             case["plan"] = plans[0].describe
         good = self.checked(contenders, buffers, case)
-        ready = {name: self.captured(c, n_sets) for name, c in good.items()}
-        times = {name: [] for name in ready}
-        for turn in range(1 + self.options["samples"]):
-            for name, enqueue in ready.items():
-                seconds = self.sample(enqueue, buffers)
-                if turn:
-                    times[name].append(seconds)
-        case["times_s"] = times
+        n_calls = self.options["calls"]
+        ready = {name: (self.enqueuer(c, n_sets), n_calls) for name, c in good.items()}
+        case["times_s"] = self.times(ready, buffers.restore)
         self.meet()
         ready.clear()  # graphs before the plans in them
         for plan in plans:
@@ -173,25 +116,6 @@ class Rank:
         self.world.team.query()  # waits that failed tell it here
         return case
 
-    def versions(self):
-        return {
-            "cofuse": cofuse.__version__,
-            "torch": torch.__version__,
-            "cuda": torch.version.cuda,
-            "nccl": ".".join(map(str, torch.cuda.nccl.version())),
-            "python": platform.python_version(),
-        }
-
 
 def main(options, rank, folder, path):
-    """Runs all token counts; rank 0 writes what there is to the path after each."""
-    own = Rank(options, rank, folder)
-    cases = []
-    with torch.cuda.stream(own.stream):
-        for n_tokens in options["tokens"]:
-            cases.append(own.case(n_tokens))
-            if rank == 0:
-                write_json(path, {"versions": own.versions(), "cases": cases})
-    own.meet()
-    own.world.close()
-    dist.destroy_process_group()
+    Rank(options, rank, folder).run(options["tokens"], path)

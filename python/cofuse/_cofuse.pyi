@@ -141,6 +141,10 @@ class AttentionPlan:
         forward_only: bool = False,
         wire_f32: bool = False,
         save_kv: bool = False,
+        has_window: bool = False,
+        window_left: int = 0,
+        window_right: int = 0,
+        only_compact: bool = False,
         arena: Optional[Arena] = None,
     ) -> AttentionPlan: ...
     @property
@@ -191,6 +195,7 @@ class GradReturnPlan:
         partial_f32: bool = False,
         wire_f32: bool = False,
         by_section: bool = False,
+        max_ctas: int = 0,
         arena: Optional[Arena] = None,
     ) -> GradReturnPlan: ...
     @property

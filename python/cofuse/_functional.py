@@ -69,7 +69,7 @@ def _dims(tensor: Any, name: str) -> tuple[int, ...]:
 
 
 _ATTENTION = ("format", "mask", "layout", "chunking", "schedule", "scale", "forward_only",
-              "wire_f32")
+              "wire_f32", "window")
 
 
 def _attention_plan(
@@ -80,6 +80,9 @@ def _attention_plan(
     plan: Optional[AttentionPlan] = _kept(team, key)
     if plan is None:
         params = dict(zip(_ATTENTION, options))
+        window = params.pop("window")
+        if window is not None:
+            params.update(has_window=True, window_left=window[0], window_right=window[1])
         first, second, n_heads, head_dim_qk = _dims(q, "q")
         n_batch, n_local = (second, first) if params["format"] in ("sbhd", 1) else (first, second)
         plan = AttentionPlan(
@@ -104,6 +107,7 @@ def attention(
     *,
     team: Team,
     mask: Union[str, int] = "none",
+    window: Optional[tuple[int, int]] = None,
     scale: Optional[float] = None,
     n_rows: Optional[int] = None,
     format: Union[str, int] = "bshd",
@@ -120,10 +124,12 @@ def attention(
     or bfloat16; o [B, S_local, H, Dv] in the same type, lse float32 [B, H, S_local]. With format
     "sbhd" the first two dims are exchanged, those of lse apart. n_rows is the whole sequence: P
     times S_local unless given, which it is on all ranks where they hold different numbers of rows.
-    scale: None means 1/sqrt(Dqk). forward_only: no memory for a backward of the same plan.
+    window: (left, right), of the keys that the mask leaves query row i sees i - left .. i + right,
+    -1 being no limit. scale: None means 1/sqrt(Dqk). forward_only: no memory for a backward of the
+    same plan; needed on CUDA devices, where there is no backward yet.
     No gradient is recorded: `attention_backward` computes it.
     """
-    options = (format, mask, layout, chunking, schedule, scale, forward_only, wire_f32)
+    options = (format, mask, layout, chunking, schedule, scale, forward_only, wire_f32, window)
     plan = _attention_plan(q, k, v, team, n_rows, options)
     first, second, n_heads, _ = q.shape
     batch, rows = (second, first) if format in ("sbhd", 1) else (first, second)
@@ -143,6 +149,7 @@ def attention_backward(
     *,
     team: Team,
     mask: Union[str, int] = "none",
+    window: Optional[tuple[int, int]] = None,
     scale: Optional[float] = None,
     n_rows: Optional[int] = None,
     format: Union[str, int] = "bshd",
@@ -156,7 +163,7 @@ def attention_backward(
 
     o and lse are what `attention` returned; the parameters are those it was called with.
     """
-    options = (format, mask, layout, chunking, schedule, scale, False, wire_f32)
+    options = (format, mask, layout, chunking, schedule, scale, False, wire_f32, window)
     plan = _attention_plan(q, k, v, team, n_rows, options)
     dq, dk, dv = (_empty(t, tuple(t.shape)) for t in (q, k, v))
     plan.backward(q, k, v, o, lse, dout, dq, dk, dv, None, _stream_of(q, stream))
@@ -175,6 +182,7 @@ def grad_return(
     chunking: Union[str, int] = "balanced",
     transfer: Union[str, int] = "push",
     wire_f32: bool = False,
+    max_ctas: int = 0,
     stream: AnyStream = None,
 ) -> tuple[Any, Any]:
     """Sums of all ranks' partials for the rows of this rank: (dk, dv) [S_local, B, Hkv, D].
@@ -187,7 +195,7 @@ def grad_return(
     head_dim_v = _dims(dv, "dv")[3]
     own = str(dk.dtype).replace("torch.", "")
     wanted = own if dtype is None else dtype
-    options = (wanted, layout, chunking, transfer, wire_f32)
+    options = (wanted, layout, chunking, transfer, wire_f32, max_ctas)
     key = (own, dk.shape, dv.shape, options)
     plan: Optional[GradReturnPlan] = _kept(team, key)
     if plan is None:
@@ -204,6 +212,7 @@ def grad_return(
             chunking=chunking,
             transfer=transfer,
             wire_f32=wire_f32,
+            max_ctas=max_ctas,
         )
     _keep(team, key, plan)
     n_local = Layout(n_rows, team.size, layout, chunking).local_rows(team.rank)

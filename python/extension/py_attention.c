@@ -26,6 +26,10 @@ static const struct cofi_py_field fields[] = {
     {"forward_only", COFI_PY_FLAG, AT(forward_only), NULL},
     {"wire_f32", COFI_PY_FLAG, AT(wire_f32), NULL},
     {"save_kv", COFI_PY_FLAG, AT(save_kv), NULL},
+    {"has_window", COFI_PY_FLAG, AT(has_window), NULL},
+    {"window_left", COFI_PY_I64, AT(window_left), NULL},
+    {"window_right", COFI_PY_I64, AT(window_right), NULL},
+    {"only_compact", COFI_PY_FLAG, AT(only_compact), NULL},
     {NULL, COFI_PY_FLAG, 0, NULL},
 };
 
@@ -114,7 +118,8 @@ static PyMethodDef methods[] = {
      "o and lse from q, k, v; every rank of the team calls it. In dtype and format of the plan:\n"
      "q [B, S_local, H, Dqk], k [B, S_local, Hkv, Dqk], v [B, S_local, Hkv, Dv],\n"
      "o [B, S_local, H, Dv] (\"sbhd\": the first two dims exchanged); lse float32\n"
-     "[B, H, S_local]. saved_kv: uint8 [n], with save_kv. stream: None returns when it is done."},
+     "[B, H, S_local]. saved_kv: uint8 [n], with save_kv. stream: None returns when it is done;\n"
+     "on CUDA devices one is named, as torch.cuda.current_stream()."},
     {"backward", COFI_PY_KEYWORDS(attention_backward),
      "backward(q, k, v, o, lse, dout, dq, dk, dv, saved_kv=None, stream=None)\n\n"
      "dq, dk, dv from q, k, v, o, lse as forward left them, and dout; shapes as q, k, v and o."},
@@ -131,8 +136,10 @@ static PyType_Slot slots[] = {
      "AttentionPlan(team, *, dtype, n_batch, n_rows, n_heads, head_dim_qk, n_kv_heads=0,\n"
      "              head_dim_v=0, format=\"bshd\", mask=\"none\", layout=\"zigzag\",\n"
      "              chunking=\"balanced\", schedule=\"default\", scale=0.0, forward_only=False,\n"
-     "              wire_f32=False, save_kv=False, arena=None)\n\n"
-     "Context-parallel attention for fixed shapes; n_rows is the whole sequence. Collective."},
+     "              wire_f32=False, save_kv=False, has_window=False, window_left=0,\n"
+     "              window_right=0, only_compact=False, arena=None)\n\n"
+     "Context-parallel attention for fixed shapes; n_rows is the whole sequence. has_window: row\n"
+     "i sees key rows from i - window_left to i + window_right (-1: no limit). Collective."},
     {0, NULL},
 };
 PyType_Spec cofi_py_attention_spec = {"cofuse.AttentionPlan", sizeof(struct cofi_py_object), 0,

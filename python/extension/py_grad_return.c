@@ -8,7 +8,7 @@
 static const char *const transfer_names[] = {"push", "pull", NULL};
 static const char *const writers_names[] = {"all", "causal", "table", NULL};
 
-/* Without `peers` and caller_orders_reuse: their memory is not Python's to map. */
+/* Without `peers`, and what goes with them: their memory is not Python's to map. */
 #define AT(field) offsetof(cof_grad_return_params, field)
 static const struct cofi_py_field fields[] = {
     {"dtype", COFI_PY_DTYPE, AT(dtype), NULL},
@@ -23,6 +23,7 @@ static const struct cofi_py_field fields[] = {
     {"chunking", COFI_PY_ENUM, AT(chunking), cofi_py_chunking_names},
     {"transfer", COFI_PY_ENUM, AT(transfer), transfer_names},
     {"by_section", COFI_PY_FLAG, AT(by_section), NULL},
+    {"max_ctas", COFI_PY_INT, AT(max_ctas), NULL},
     {NULL, COFI_PY_FLAG, 0, NULL},
 };
 
@@ -139,7 +140,8 @@ static PyMethodDef methods[] = {
      "dk_out, dv_out [S_local, B, Hkv, D]: sums over the ranks' partials dk, dv [S, B, Hkv, D], "
      "in the order of global rows; by_section: [S_local of the owner, B, Hkv, D], owners rank-1, "
      "rank-2, ..., rank, and outputs in the last call of a whole only. writers: \"all\", "
-     "\"causal\", or a table of 64-bit words, the same on all ranks."},
+     "\"causal\", or a table of 64-bit words, the same on all ranks. On CUDA devices a stream is "
+     "named, as torch.cuda.current_stream()."},
     COFI_PY_PLAN_DESTROY,
     {NULL, NULL, 0, NULL},
 };
@@ -152,7 +154,8 @@ static PyType_Slot slots[] = {
     {Py_tp_doc,
      "GradReturnPlan(team, *, dtype, n_batch, n_rows, n_heads, head_dim_k, head_dim_v=0,\n"
      "               layout=\"zigzag\", chunking=\"balanced\", transfer=\"push\",\n"
-     "               partial_f32=False, wire_f32=False, by_section=False, arena=None)\n\n"
+     "               partial_f32=False, wire_f32=False, by_section=False, max_ctas=0,\n"
+     "               arena=None)\n\n"
      "Return of dK and dV to the owners of their rows, for fixed shapes. Collective."},
     {0, NULL},
 };

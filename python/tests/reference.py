@@ -6,16 +6,22 @@ all-reduce and RMSNorm in fp32, operation by operation as the library promises t
 import numpy as np
 
 
-def attention(q, k, v, mask, scale=None, dout=None):
+def seen(n_rows, mask, window):
+    """[S, S]: which keys a query row sees; window (left, right), -1 being no limit."""
+    ahead = np.arange(n_rows)[None] - np.arange(n_rows)[:, None]
+    left, right = window or (-1, -1)
+    return ((mask != "causal") | (ahead <= 0)) & ((left < 0) | (-ahead <= left)) & (
+        (right < 0) | (ahead <= right))
+
+
+def attention(q, k, v, mask, scale=None, dout=None, window=None):
     """q, k, v [B, S, heads, D] -> o, lse [B, H, S], and dq, dk, dv with dout."""
     q, k, v = (t.astype(np.float64) for t in (q, k, v))
     group = q.shape[2] // k.shape[2]
     keys, values = (np.repeat(t, group, axis=2) for t in (k, v))
     scale = scale or 1 / np.sqrt(q.shape[3])
     score = scale * np.einsum("bihd,bjhd->bhij", q, keys)
-    if mask == "causal":
-        n = q.shape[1]
-        score = np.where(np.tril(np.ones((n, n), bool)), score, -np.inf)
+    score = np.where(seen(q.shape[1], mask, window), score, -np.inf)
     top = score.max(-1, keepdims=True)
     weight = np.exp(score - top)
     total = weight.sum(-1, keepdims=True)

@@ -29,7 +29,7 @@ def device():
 
 @pytest.fixture
 def cuda_ranks(ranks):
-    return lambda worker, n: ranks(worker, n, script="workers_cuda.py")
+    return lambda worker, n, script="workers_cuda.py": ranks(worker, n, script=script)
 
 
 @pytest.mark.parametrize("n_ranks", [1, 2])
@@ -51,3 +51,10 @@ def test_errors(cuda_ranks):
 
 def test_exit_with_live_objects(cuda_ranks):
     cuda_ranks("exits", 2)
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2])
+@pytest.mark.parametrize("worker", ["attention", "attention_graphs", "attention_streams",
+                                    "grad_return", "grad_return_graphs"])
+def test_attention_and_grad_return(cuda_ranks, worker, n_ranks):
+    cuda_ranks(worker, n_ranks, "workers_cuda_attention.py")

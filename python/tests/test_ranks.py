@@ -11,6 +11,12 @@ def test_attention(ranks, n_ranks, mask):
     ranks("attention", n_ranks, 61, mask, "zigzag", "balanced")
 
 
+@pytest.mark.parametrize("mask, window", [("causal", (9, 0)), ("causal", (0, -1)),
+                                          ("none", (3, 20)), ("none", (-1, 0))])
+def test_attention_window(ranks, mask, window):
+    ranks("attention", 3, 61, mask, "zigzag", "balanced", *window)
+
+
 def test_attention_contiguous_padded(ranks):
     ranks("attention", 3, 61, "causal", "contiguous", "padded")
 

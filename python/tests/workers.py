@@ -22,21 +22,22 @@ def whole(n_rows):
     return [rng.standard_normal(s).astype(np.float32) for s in shapes]
 
 
-def attention(n_rows, mask, layout, chunking):
+def attention(n_rows, mask, layout, chunking, *window):
     """Forward and backward against fp64; sequences that do not divide evenly too."""
-    n_rows = int(n_rows)
+    n_rows, window = int(n_rows), tuple(map(int, window)) or None
     with cofuse.init() as world:
         team = world.team
         rows = cofuse.Layout(n_rows, world.size, layout, chunking).global_rows(world.rank)
         tensors = whole(n_rows)
         q, k, v, dout = ([np.ascontiguousarray(t[:, rows]) for t in tensors])
-        options = dict(team=team, mask=mask, layout=layout, chunking=chunking, n_rows=n_rows)
+        options = dict(team=team, mask=mask, layout=layout, chunking=chunking, n_rows=n_rows,
+                       window=window)
         o, lse = cofuse.attention(q, k, v, **options)
         gradients = cofuse.attention_backward(q, k, v, o, lse, dout, **options)
         assert len(team._plans) == 1, "forward and backward share a plan"
         team.barrier()
     valid = rows >= 0
-    wanted = reference.attention(*tensors[:3], mask, dout=tensors[3])
+    wanted = reference.attention(*tensors[:3], mask, dout=tensors[3], window=window)
     reference.close(o[:, valid], wanted[0][:, rows[valid]], 1e-5)
     reference.close(lse[:, :, valid], wanted[1][:, :, rows[valid]], 1e-5)
     for ours, theirs in zip(gradients, wanted[2:]):
