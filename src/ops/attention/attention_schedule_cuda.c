@@ -1,59 +1,64 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* A forward call on CUDA devices. S is the caller's stream, C the plan's; r this rank. Words, their
- * writers and readers, and when a buffer is free are those of the CPU (attention_ring.c,
- * attention_gather.c). But for its begin all of the protocol is on C, so that S only computes.
+/* A forward call on CUDA devices. S is the caller's stream, C the plan's; r this rank, P ranks.
  *
- * Ring
- *   S  begin, acks of the last call | own section | wait fetch 0 | section | merge | wait fetch 1 ..
- *   C  (behind begin)  K, V -> arena | announce | wait owner 0 | get | ack | wait owner 1 | get | ack
- *      | wait S: section 0 | wait owner 2 | get ..
- * Gather
- *   S  begin, acks | ................................. wait C | half 0 x prefix | half 1 x prefix
+ * Ring, by push: in step i = 1 .. P-1 this rank's keys go to the reader r+i, and those of the owner
+ * r-i come, each into its reader's receive slot (i-1) mod 2.
+ *   S  begin | own section | turn 1 | section 1, merge | turn 2 | section 2, merge | .. | finish
+ *   C  put 1, put 2        |        |                  |        | put 3            | ..
+ *   begin   waits until this rank's keys of the last call were read by all
+ *   turn i  waits for put i to have left; tells reader r+i; acks section i-1 to the owner of step
+ *           i+1, who uses that slot next; then waits for the owner of step i, and for the ack of the
+ *           reader of step i+1. Put i+1 goes on behind it, beside section i: puts 1 and 2, for whose
+ *           slots begin has waited, behind begin
+ *   finish  acks to all
+ * A step in which the reader sees none of the owner's keys has no put, signal or wait, and no ack is
+ * waited for on its behalf: both ranks know that from the layout. A turn with nothing to do is not
+ * launched.
+ *
+ * Why: a section has all multiprocessors, with their registers and shared memory, from its first
+ * block to its last. A kernel on C, whatever its priority, begins only behind it, and one that
+ * waits beside it takes a place that a block of the section then has to wait for. So while sections
+ * run there are only copy engines on C, and all kernels are on S. (By get, with the kernels on C, a
+ * call of two ranks took the sum of its sections and its transfer; a copy within a device, as from
+ * k to a buffer that others read, is a kernel too.)
+ *
+ * Words and buffers (w -> o: stored by w in o's slab)
+ *   KV_READY   owner -> reader   the owner's rows of this call lie in the reader's slot (i-1) mod 2
+ *   KV_ACK     reader -> owner   the slot that this owner uses is free: in turn i-1 for the owner of
+ *                                step i > 2, at the end of a call for all. Steps 1 and 2 wait for
+ *                                the last call's, later steps for this call's
+ *   slot       in the reader's slab: written by the owner's put, read by section i
+ * No circle: a turn signals before it waits, and turn i waits for signals of turns i alone, which
+ * stand behind sections below i and puts up to i; put i stands behind turn i-1. All of it holds
+ * where streams share a queue of the device, as no work on S waits for C but for puts, which were
+ * enqueued before it.
+ *
+ * Gather: words are those of the CPU (attention_gather.c).
+ *   S  begin | ................................. wait C | half 0 x prefix | half 1 x prefix | finish
  *   C  K, V -> arena | announce | own keys | wait owner, get, ack | ..
  *
- * The own section reads the caller's k and v, and begins at once: it is enqueued before what is on
- * C, which needs a place beside it for its small kernels, and is joined to S at the end. Copies are
- * those of copy engines: sections have the multiprocessors.
- *
  * Local buffers     written by                       read by             free again
- *   staging[i mod 2]  fetch i, on C                  section i, on S     event freed[i mod 2]
+ *   gathered          C                              sections, on S      begin of the next call, on S
  *   partial           a section, on S                its merges, on S    in the order of S
  *   acc               merges, on S                   later merges        likewise
- * The next call's fetches begin behind its fork, hence behind all of this call on S.
  *
- * Where the arena is dead, waits are over at once and sections compute what there is; the last
- * kernel, behind both streams, then fills the outputs with NaN. */
+ * Where the arena is dead, waits are over at once, nothing is signalled and sections compute what
+ * there is; the last kernel, behind both streams, then fills the outputs with NaN. */
 #include <string.h>
 
 #include "core/faults.h"
-#include "ops/attention/attention_device.h"
-#include "ops/attention/attention_move_cuda.h"
+#include "ops/attention/attention_schedule_cuda.h"
 #include "symm/call_cuda.h"
 #include "symm/options_cuda.h"
 
-#define MOVE_MIN_BATCH 5 /* from so many on one kernel copies, instead of a copy for each entry */
-
-/* A call being enqueued. */
-struct forward {
-    struct cofi_attention_plan *plan;
-    struct cofi_attention_device *d;
-    const struct cofi_attention_call *call;
-    cudaStream_t s, c;
-    int parts; /* COFI_PART_.. bits */
-    bool is_forked; /* C goes on behind S, and must be joined */
-    /* Compact: the caller's tensors, or copies of them. */
-    char *q, *k, *v, *o;
-    float *lse;
-};
-
-static int64_t elem_bytes(const struct forward *x)
+static int64_t elem_bytes(const struct cofi_attention_forward *x)
 {
     return cofi_elem_bytes(x->plan->dims.elem);
 }
 
-static cof_status launched(const struct forward *x, int line, const void *stream, cudaError_t error,
-                           const char *what)
+cof_status cofi_attention_launched(const struct cofi_attention_forward *x, int line,
+                                   const void *stream, cudaError_t error, const char *what)
 {
     return cofi_cuda_launched(__FILE_NAME__, line, x->plan->binding.arena, stream, error, what);
 }
@@ -66,7 +71,7 @@ static struct cofi_attention_block block_of(const struct cofi_attention_view *v,
                                          v->row_stride * element, v->head_stride * element};
 }
 
-static struct cofi_attention_block compact_block(const struct forward *x, char *data, int64_t heads,
+static struct cofi_attention_block compact_block(const struct cofi_attention_forward *x, char *data, int64_t heads,
                                                  int64_t dim)
 {
     struct cofi_attention_strides s = cofi_attention_compact(x->plan, heads, dim);
@@ -75,7 +80,7 @@ static struct cofi_attention_block compact_block(const struct forward *x, char *
                                          s.head * element};
 }
 
-static struct cofi_attention_extent extent_of(const struct forward *x, int64_t heads,
+static struct cofi_attention_extent extent_of(const struct cofi_attention_forward *x, int64_t heads,
                                               int64_t dim_bytes)
 {
     return (struct cofi_attention_extent){x->plan->dims.n_batch, x->plan->local_rows, heads,
@@ -83,7 +88,7 @@ static struct cofi_attention_extent extent_of(const struct forward *x, int64_t h
 }
 
 /* Strides of dims of one entry do not count. Engines load 16 bytes at a time. */
-static bool is_compact(const struct forward *x, const struct cofi_attention_view *v, int64_t heads,
+static bool is_compact(const struct cofi_attention_forward *x, const struct cofi_attention_view *v, int64_t heads,
                        int64_t dim)
 {
     struct cofi_attention_strides s = cofi_attention_compact(x->plan, heads, dim);
@@ -92,7 +97,7 @@ static bool is_compact(const struct forward *x, const struct cofi_attention_view
            (heads == 1 || v->head_stride == s.head) && (uintptr_t)v->data % 16 == 0;
 }
 
-static bool lse_is_compact(const struct forward *x)
+static bool lse_is_compact(const struct cofi_attention_forward *x)
 {
     const struct cofi_attention_call *call = x->call;
     int64_t rows = x->plan->local_rows, heads = x->plan->dims.n_heads;
@@ -100,14 +105,15 @@ static bool lse_is_compact(const struct forward *x)
            (heads == 1 || call->lse_head_stride == rows);
 }
 
-static cof_status move(const struct forward *x, const struct cofi_attention_move *m, void *stream)
+static cof_status move(const struct cofi_attention_forward *x, const struct cofi_attention_move *m, void *stream)
 {
-    return launched(x, __LINE__, stream,
-                    cofi_launch_attention_move(m, x->d->n_move_blocks, stream), "move rows");
+    return cofi_attention_launched(x, __LINE__, stream,
+                                   cofi_launch_attention_move(m, x->d->n_move_blocks, stream),
+                                   "move rows");
 }
 
 /* An input as sections take it: itself, or copied. */
-static cof_status take_input(const struct forward *x, const struct cofi_attention_view *v,
+static cof_status take_input(const struct cofi_attention_forward *x, const struct cofi_attention_view *v,
                              int64_t heads, int64_t dim, char *room, char **out)
 {
     *out = v->data;
@@ -121,7 +127,7 @@ static cof_status take_input(const struct forward *x, const struct cofi_attentio
                 x->s);
 }
 
-static cof_status take_tensors(struct forward *x)
+static cof_status take_tensors(struct cofi_attention_forward *x)
 {
     const struct cofi_attention_dims *n = &x->plan->dims;
     const struct cofi_attention_call *call = x->call;
@@ -135,7 +141,7 @@ static cof_status take_tensors(struct forward *x)
 }
 
 /* With only_compact, before anything is enqueued. */
-static cof_status check_tensors(const struct forward *x)
+static cof_status check_tensors(const struct cofi_attention_forward *x)
 {
     const struct cofi_attention_dims *n = &x->plan->dims;
     const struct cofi_attention_call *call = x->call;
@@ -163,152 +169,45 @@ static cof_status check_tensors(const struct forward *x)
     return COF_OK;
 }
 
-/* ---- publishing, on C ----------------------------------------------------------------------- */
+/* ---- sections and merges, on S -------------------------------------------------------------- */
 
-/* K or V into the arena, [rows, B, Hkv, dim]. */
-static cof_status copy_out(const struct forward *x, int is_v)
+/* Of a step of the plan's list, from 1, that of the ring. */
+static int ring_step(const struct cofi_attention_forward *x, int listed)
+{
+    const struct cofi_attention_plan *plan = x->plan;
+    return (plan->rank - x->d->steps.fetches[listed - 1].owner + plan->n_ranks) % plan->n_ranks;
+}
+
+/* K's and V's first row of a job: the caller's, gathered, or in the slot of its owner's step. */
+static void keys_of(const struct cofi_attention_forward *x, const struct cofi_attention_job *job,
+                    const char *kv[2])
 {
     const struct cofi_attention_plan *plan = x->plan;
     const struct cofi_attention_dims *n = &plan->dims;
-    const struct cofi_kv_buffer *to = &plan->published;
-    const char *from = is_v ? x->v : x->k;
-    char *at = cofi_arena_data(plan->binding.arena) + cofi_kv_at(to, is_v, 0);
-    const int64_t dim = is_v ? n->dim_v : n->dim_qk, element = elem_bytes(x);
-    const size_t width = (size_t)(n->n_kv_heads * dim * element), rows = (size_t)plan->local_rows;
-    if (n->n_batch == 1 || plan->params.format == COF_FORMAT_SBHD) {
-        COF_CUDA(cudaMemcpyAsync(at, from, cofi_kv_bytes(to, is_v, plan->local_rows),
-                                 cudaMemcpyDeviceToDevice, x->c));
-        return COF_OK;
+    const struct cofi_kv_buffer *gathered = &x->d->at.gathered;
+    const int64_t dim[2] = {n->dim_qk, n->dim_v}, row = job->pair.k_begin;
+    for (int is_v = 0; is_v < 2; is_v++) {
+        const int64_t at = row * elem_bytes(x) *
+                           cofi_attention_compact(plan, n->n_kv_heads, dim[is_v]).row;
+        if (cofi_attention_gathers(plan))
+            kv[is_v] = gathered->local + cofi_kv_at(gathered, is_v, row);
+        else if (job->step == 0)
+            kv[is_v] = (is_v ? x->v : x->k) + at;
+        else
+            kv[is_v] = cofi_arena_data(plan->binding.arena) +
+                       x->d->slot[(ring_step(x, job->step) - 1) & 1].offset[is_v] + at;
     }
-    if (n->n_batch >= MOVE_MIN_BATCH) {
-        struct cofi_attention_strides s = cofi_attention_by_rows(plan, n->n_kv_heads, dim);
-        const struct cofi_attention_move m = {
-            extent_of(x, n->n_kv_heads, dim * element),
-            {at, s.batch * element, s.row * element, s.head * element},
-            compact_block(x, is_v ? x->v : x->k, n->n_kv_heads, dim)};
-        return move(x, &m, x->c);
-    }
-    for (size_t b = 0; b < (size_t)n->n_batch; b++)
-        COF_CUDA(cudaMemcpy2DAsync(at + b * width, width * (size_t)n->n_batch,
-                                   from + b * rows * width, width, width, rows,
-                                   cudaMemcpyDeviceToDevice, x->c));
-    return COF_OK;
 }
 
-static cof_status publish(const struct forward *x)
-{
-    if (x->plan->local_rows > 0) {
-        COF_TRY(copy_out(x, 0));
-        COF_TRY(copy_out(x, 1));
-    }
-    return cofi_cuda_call_signal(&x->plan->binding, COFI_ALL_OTHERS, COFI_KV_READY, x->c);
-}
-
-/* ---- fetching, on C ------------------------------------------------------------------------- */
-
-static cof_status ack(const struct forward *x, int owner)
-{
-    return COFI_FAULT(KV_ACK, x->plan->rank)
-               ? COF_OK
-               : cofi_cuda_call_signal(&x->plan->binding, owner, COFI_KV_ACK, x->c);
-}
-
-/* Owners of whom nothing is needed. */
-static cof_status ack_others(const struct forward *x)
-{
-    const struct cofi_attention_plan *plan = x->plan;
-    const struct cofi_attention_steps *steps = &x->d->steps;
-    if (steps->n_fetches == 0)
-        return ack(x, COFI_ALL_OTHERS);
-    for (int i = 1; i < plan->n_ranks; i++) {
-        int owner = (plan->rank - i + plan->n_ranks) % plan->n_ranks;
-        bool is_fetched = false;
-        for (int k = 0; k < steps->n_fetches; k++)
-            is_fetched |= steps->fetches[k].owner == owner;
-        if (!is_fetched)
-            COF_TRY(ack(x, owner));
-    }
-    return COF_OK;
-}
-
-static cof_status get(const struct forward *x, const struct cofi_attention_fetch *f,
-                      const struct cofi_kv_buffer *to)
-{
-    const struct cofi_attention_plan *plan = x->plan;
-    const cof_arena *a = plan->binding.arena;
-    const struct cofi_kv_buffer *from = &plan->published;
-    for (int i = 0; i < f->n_ranges; i++)
-        for (int is_v = 0; is_v < 2; is_v++)
-            COF_CUDA(cudaMemcpyAsync(
-                to->local + cofi_kv_at(to, is_v, f->to[i]),
-                a->base[f->owner] + a->data_offset + cofi_kv_at(from, is_v, f->rows[i].begin),
-                cofi_kv_bytes(from, is_v, f->rows[i].end - f->rows[i].begin), cudaMemcpyDefault,
-                x->c));
-    return COF_OK;
-}
-
-/* Into `to`; `arrived` (NULL: none) is recorded before the ack, which nobody here waits for. */
-static cof_status fetch(const struct forward *x, int idx, const struct cofi_kv_buffer *to,
-                        cudaEvent_t arrived)
-{
-    struct cofi_attention_plan *plan = x->plan;
-    const struct cofi_attention_fetch *f = &x->d->steps.fetches[idx];
-    if (!f->is_more && !COFI_FAULT(KV_READY_WAIT, plan->rank))
-        COF_TRY(cofi_cuda_call_wait_ready(&plan->binding, f->owner, COFI_KV_READY,
-                                          "keys published", x->c));
-    COF_TRY(get(x, f, to));
-    if (arrived)
-        COF_CUDA(cudaEventRecord(arrived, x->c));
-    return f->has_more ? COF_OK : ack(x, f->owner);
-}
-
-/* Into the staging buffer whose turn it is; its last section is on S. */
-static cof_status fetch_next(const struct forward *x, int idx)
-{
-    const int slot = idx & 1;
-    if (!x->c || idx >= x->d->steps.n_fetches)
-        return COF_OK;
-    if (idx >= 2 && (x->parts & COFI_PART_SECTIONS) && !COFI_FAULT(STAGING_WAIT, x->plan->rank))
-        COF_CUDA(cudaStreamWaitEvent(x->c, x->d->freed[slot], 0));
-    return fetch(x, idx, &x->d->at.staging[slot], x->d->fetched[slot]);
-}
-
-/* Own keys to their global rows, from where they were published. */
-static cof_status keep_own(const struct forward *x)
-{
-    const struct cofi_attention_plan *plan = x->plan;
-    const cof_layout *l = &plan->layout;
-    const struct cofi_kv_buffer *from = &plan->published, *to = &x->d->at.staging[0];
-    for (int half = 0; half < cof_layout_halves(l); half++) {
-        int64_t chunk = cof_layout_chunk(l, plan->rank, half);
-        int64_t begin = cof_layout_half_start(l, plan->rank, half);
-        int64_t rows = cof_layout_chunk_rows(l, chunk);
-        for (int is_v = 0; is_v < 2 && rows > 0; is_v++)
-            COF_CUDA(cudaMemcpyAsync(
-                to->local + cofi_kv_at(to, is_v, cof_layout_chunk_start(l, chunk)),
-                cofi_arena_data(plan->binding.arena) + cofi_kv_at(from, is_v, begin),
-                cofi_kv_bytes(from, is_v, rows), cudaMemcpyDeviceToDevice, x->c));
-    }
-    return COF_OK;
-}
-
-/* ---- sections and merges, on S -------------------------------------------------------------- */
-
-static cof_status section(const struct forward *x, int idx)
+static cof_status section(const struct cofi_attention_forward *x, int idx)
 {
     const struct cofi_attention_plan *plan = x->plan;
     const struct cofi_attention_dims *n = &plan->dims;
     const struct cofi_attention_device *d = x->d;
     const struct cofi_attention_job *job = &d->steps.jobs[idx];
     const int64_t element = elem_bytes(x), q_begin = job->pair.q_begin;
-    const struct cofi_kv_buffer *keys = &d->at.staging[(job->step - 1) & 1];
-    const char *kv[2] = {x->k, x->v};
-    const int64_t dim[2] = {n->dim_qk, n->dim_v};
-    for (int is_v = 0; is_v < 2; is_v++)
-        kv[is_v] = job->step == 0
-                       ? kv[is_v] + job->pair.k_begin * element *
-                                        cofi_attention_compact(plan, n->n_kv_heads, dim[is_v]).row
-                       : keys->local + cofi_kv_at(keys, is_v, job->pair.k_begin);
+    const char *kv[2];
+    keys_of(x, job, kv);
     const char *q = x->q + q_begin * cofi_attention_compact(plan, n->n_heads, n->dim_qk).row *
                                element;
     char *o = job->is_first
@@ -319,7 +218,7 @@ static cof_status section(const struct forward *x, int idx)
                                       d->workspace.base, x->s);
 }
 
-static cof_status merge(const struct forward *x, const struct cofi_attention_job *job,
+static cof_status merge(const struct cofi_attention_forward *x, const struct cofi_attention_job *job,
                         const struct cofi_attention_merged *part)
 {
     const struct cofi_attention_plan *plan = x->plan;
@@ -349,77 +248,59 @@ static cof_status merge(const struct forward *x, const struct cofi_attention_job
     return cofi_attention_merge(&m, x->s);
 }
 
-/* A job and its merges; `read` (NULL: none) is recorded when its keys have been read. */
-static cof_status run_job(const struct forward *x, int idx, cudaEvent_t read)
+/* A job and its merges. */
+static cof_status run_job(const struct cofi_attention_forward *x, int idx)
 {
     const struct cofi_attention_job *job = &x->d->steps.jobs[idx];
     if (x->parts & COFI_PART_SECTIONS)
         COF_TRY(section(x, idx));
-    if (read)
-        COF_CUDA(cudaEventRecord(read, x->s));
     for (int i = 0; i < job->n_merges && (x->parts & COFI_PART_MERGES); i++)
         COF_TRY(merge(x, job, &x->d->steps.merged[job->first_merge + i]));
     return COF_OK;
 }
 
-/* All jobs of a step. */
-static cof_status run_step(const struct forward *x, int step)
+/* All jobs of a step of the plan's list; 0: own keys. */
+static cof_status run_listed(const struct cofi_attention_forward *x, int listed)
 {
     const struct cofi_attention_steps *steps = &x->d->steps;
-    const bool refills = x->c && step > 0 && step + 1 < steps->n_fetches;
-    int last = -1;
     for (int i = 0; i < steps->n_jobs; i++)
-        last = steps->jobs[i].step == step ? i : last;
-    for (int i = 0; i <= last; i++)
-        if (steps->jobs[i].step == step)
-            COF_TRY(run_job(x, i, refills && i == last ? x->d->freed[(step - 1) & 1] : NULL));
+        if (steps->jobs[i].step == listed)
+            COF_TRY(run_job(x, i));
     return COF_OK;
 }
 
 /* ---- schedules ------------------------------------------------------------------------------ */
 
-static cof_status wait_fetched(const struct forward *x, int slot)
+/* A turn's work for C is enqueued behind the section that hides it: S is never kept waiting for
+ * the host's part of a put. */
+static cof_status ring(struct cofi_attention_forward *x)
 {
-    if (x->c && !COFI_FAULT(ARRIVAL_WAIT, x->plan->rank))
-        COF_CUDA(cudaStreamWaitEvent(x->s, x->d->fetched[slot], 0));
-    return COF_OK;
-}
-
-static cof_status ring(const struct forward *x)
-{
-    COF_TRY(run_step(x, 0));
-    if (x->c) {
-        COF_TRY(publish(x));
-        COF_TRY(ack_others(x));
-    }
-    COF_TRY(fetch_next(x, 0));
-    COF_TRY(fetch_next(x, 1));
-    for (int i = 0; i < x->d->steps.n_fetches; i++) {
-        COF_TRY(wait_fetched(x, i & 1));
-        COF_TRY(run_step(x, i + 1));
-        COF_TRY(fetch_next(x, i + 2));
+    int listed = 1;
+    COF_TRY(run_listed(x, 0));
+    COF_TRY(cofi_attention_put(x, 1));
+    COF_TRY(cofi_attention_put(x, 2));
+    for (int step = 1; step < x->plan->n_ranks; step++) {
+        COF_TRY(cofi_attention_turn(x, step));
+        if (listed <= x->d->steps.n_fetches && ring_step(x, listed) == step)
+            COF_TRY(run_listed(x, listed++));
+        if (step > 1)
+            COF_TRY(cofi_attention_put(x, step + 1));
     }
     return COF_OK;
 }
 
-static cof_status gather(const struct forward *x)
+static cof_status gather(struct cofi_attention_forward *x)
 {
-    if (x->c) {
-        COF_TRY(publish(x));
-        COF_TRY(ack_others(x));
-        COF_TRY(keep_own(x));
-        for (int i = 0; i < x->d->steps.n_fetches; i++)
-            COF_TRY(fetch(x, i, &x->d->at.staging[0], NULL));
-        COF_CUDA(cudaEventRecord(x->d->fetched[0], x->c));
-    }
-    COF_TRY(wait_fetched(x, 0));
-    return run_step(x, 1);
+    if (x->c)
+        COF_TRY(cofi_attention_gather_keys(x));
+    if (!COFI_FAULT(ARRIVAL_WAIT, x->plan->rank))
+        COF_TRY(cofi_attention_join(x));
+    return run_listed(x, 1);
 }
 
 /* ---- begin and end -------------------------------------------------------------------------- */
 
-/* On S, where the first section cannot have taken all multiprocessors yet. */
-static cof_status begin(const struct forward *x)
+static cof_status begin(const struct cofi_attention_forward *x)
 {
     struct cofi_attention_plan *plan = x->plan;
     struct cofi_binding *b = &plan->binding;
@@ -427,44 +308,35 @@ static cof_status begin(const struct forward *x)
     const struct cofd_wait_options options =
         cofi_wait_options(b->arena, "keys of the last call read");
     struct cofd_call c;
-    cofi_cuda_call_make(b, &call, &c);
-    return launched(x, __LINE__, x->s,
-                    cofi_launch_attention_begin(
-                        b->on_device, &c, &options,
-                        COFI_FAULT(KV_ACK_WAIT, plan->rank) ? -1 : COFI_KV_ACK, COFI_KV_MARK, x->s),
-                    "begin");
-}
-
-static cof_status fork_comm(struct forward *x)
-{
     if (!x->c)
         return COF_OK;
-    COF_TRY(begin(x));
-    COF_CUDA(cudaEventRecord(x->d->forked, x->s));
-    COF_CUDA(cudaStreamWaitEvent(x->c, x->d->forked, 0));
-    x->is_forked = true;
+    cofi_cuda_call_make(b, &call, &c);
+    const int acks = COFI_FAULT(KV_ACK_WAIT, plan->rank) ? -1 : COFI_KV_ACK;
+    COF_TRY(cofi_attention_launched(x, __LINE__, x->s,
+                                    cofi_launch_attention_begin(b->on_device, &c, &options, acks,
+                                                                COFI_KV_MARK, x->s),
+                                    "begin"));
+    COF_CUDA(cudaEventRecord(x->d->begun, x->s));
     return COF_OK;
 }
 
-static cof_status join_comm(const struct forward *x)
+/* Behind all that reads slots, where no kernel does it at the way. */
+static cof_status ack_all(const struct cofi_attention_forward *x)
 {
-    if (!x->is_forked)
-        return COF_OK;
-    COF_TRY(cofi_cuda_call_end(&x->plan->binding, x->c));
-    COF_CUDA(cudaEventRecord(x->d->joined, x->c));
-    COF_CUDA(cudaStreamWaitEvent(x->s, x->d->joined, 0));
-    return COF_OK;
+    return cofi_attention_acks_last(x)
+               ? cofi_cuda_call_signal(&x->plan->binding, COFI_ALL_OTHERS, COFI_KV_ACK, x->s)
+               : COF_OK;
 }
 
 /* Outputs of other strides, padding, and NaN after a failure. */
-static cof_status finish(const struct forward *x)
+static cof_status finish(const struct cofi_attention_forward *x)
 {
     const struct cofi_attention_plan *plan = x->plan;
     const struct cofi_attention_dims *n = &plan->dims;
     const struct cofi_attention_call *call = x->call;
     const int64_t f = sizeof(float), rows = plan->local_rows, element = elem_bytes(x);
     if (rows == 0 || x->parts != COFI_PART_ALL)
-        return COF_OK;
+        return ack_all(x);
     if (x->o != call->o.data)
         COF_TRY(move(x,
                      &(struct cofi_attention_move){extent_of(x, n->n_heads, n->dim_v * element),
@@ -483,10 +355,12 @@ static cof_status finish(const struct forward *x)
         .arena = plan->binding.arena->on_device, .n = extent_of(x, n->n_heads, n->dim_v * element),
         .o = block_of(&call->o, element), .lse = call->lse, .lse_batch = call->lse_batch_stride,
         .lse_head = call->lse_head_stride,
-        .pad_begin = cof_layout_valid_rows(&plan->layout, plan->rank)};
-    return launched(x, __LINE__, x->s,
-                    cofi_launch_attention_finish(&end, x->d->n_finish_blocks, x->s),
-                    "finish");
+        .pad_begin = cof_layout_valid_rows(&plan->layout, plan->rank),
+        .binding = cofi_attention_acks_last(x) ? plan->binding.on_device : NULL,
+        .ack = COFI_KV_ACK};
+    return cofi_attention_launched(x, __LINE__, x->s,
+                                   cofi_launch_attention_finish(&end, x->d->n_finish_blocks, x->s),
+                                   "finish");
 }
 
 cof_status cofi_attention_device_forward(struct cofi_attention_plan *plan,
@@ -494,19 +368,21 @@ cof_status cofi_attention_device_forward(struct cofi_attention_plan *plan,
                                          cudaStream_t stream)
 {
     struct cofi_attention_device *d = plan->device;
-    struct forward x = {.plan = plan, .d = d, .call = call, .s = stream,
+    struct cofi_attention_forward x = {.plan = plan, .d = d, .call = call, .s = stream,
                         .c = parts & COFI_PART_TRANSFER ? d->comm : NULL, .parts = parts};
     if (plan->params.only_compact)
         COF_TRY(check_tensors(&x));
     cof_status status = take_tensors(&x);
     if (status == COF_OK)
-        status = fork_comm(&x);
+        status = begin(&x);
     if (status == COF_OK)
         status = (cofi_attention_gathers(plan) ? gather : ring)(&x);
     if (status != COF_OK) /* half a call: the others are told */
         cofi_arena_fail(plan->binding.arena, status);
-    cof_status joined = join_comm(&x);
-    status = status != COF_OK ? status : joined;
-    cof_status finished = finish(&x);
-    return status != COF_OK ? status : finished;
+    cof_status ended = cofi_attention_join(&x);
+    status = status != COF_OK ? status : ended;
+    ended = finish(&x);
+    status = status != COF_OK ? status : ended;
+    ended = x.c ? cofi_cuda_call_end(&plan->binding, x.s) : COF_OK;
+    return status != COF_OK ? status : ended;
 }
