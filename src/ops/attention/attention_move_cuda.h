@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* Launchers of the kernels that begin a call of attention, hand over keys between its sections, move
- * rows of its tensors and end it, on the current device. */
+/* Launchers of the kernels that begin a call of attention, hand over keys between its sections,
+ * move rows of its tensors and end it, on the current device. */
 #ifndef COFI_ATTENTION_MOVE_CUDA_H
 #define COFI_ATTENTION_MOVE_CUDA_H
 
@@ -54,8 +54,8 @@ struct cofi_attention_finish {
 };
 
 /* Begins the plan's call on its arena, waits for the last one's acks of all other ranks (`acks`, a
- * purpose; negative: does not), and marks the call: cofi_cuda_call_begin, _wait_ack and _mark in one
- * kernel. */
+ * purpose; negative: does not), and marks the call: cofi_cuda_call_begin, _wait_ack and _mark in
+ * one kernel. */
 cudaError_t cofi_launch_attention_begin(struct cofd_binding *binding, const struct cofd_call *call,
                                         const struct cofd_wait_options *options, int acks, int mark,
                                         cudaStream_t stream);

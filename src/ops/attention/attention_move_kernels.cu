@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* The begin of a call and its turns, which alone wait; rows of attention's tensors on their way between tensors
- * of any strides; and the end of a call. */
+/* The begin of a call and its turns, which alone wait; rows of attention's tensors on their way
+ * between tensors of any strides; and the end of a call. */
 #include "device/device_call.h"
 #include "ops/attention/attention_move_cuda.h"
 

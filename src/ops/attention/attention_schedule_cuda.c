@@ -6,42 +6,41 @@
  * r-i come, each into its reader's receive slot (i-1) mod 2.
  *   S  begin | own section | turn 1 | section 1, merge | turn 2 | section 2, merge | .. | finish
  *   C  put 1, put 2        |        |                  |        | put 3            | ..
- *   begin   waits until this rank's keys of the last call were read by all
- *   turn i  waits for put i to have left; tells reader r+i; acks section i-1 to the owner of step
- *           i+1, who uses that slot next; then waits for the owner of step i, and for the ack of the
- *           reader of step i+1. Put i+1 goes on behind it, beside section i: puts 1 and 2, for whose
- *           slots begin has waited, behind begin
+ *   begin   waits until all have read this rank's keys of the last call
+ *   turn i  waits for the end of put i, tells reader r+i, and acks section i-1 to the owner of step
+ *           i+1, whose keys come into that slot next; then waits for the keys of owner r-i, and for
+ *           the ack of the reader of step i+1. Behind it put i+1 runs, beside section i; puts 1 and
+ *           2, for whose slots begin has waited, run behind begin
  *   finish  acks to all
- * A step in which the reader sees none of the owner's keys has no put, signal or wait, and no ack is
- * waited for on its behalf: both ranks know that from the layout. A turn with nothing to do is not
- * launched.
+ * A step in which the reader sees none of the owner's keys has no put and no signal, and nobody
+ * waits on its behalf: both ranks know from the layout. A turn with nothing to do is not launched.
  *
  * Why: a section has all multiprocessors, with their registers and shared memory, from its first
- * block to its last. A kernel on C, whatever its priority, begins only behind it, and one that
- * waits beside it takes a place that a block of the section then has to wait for. So while sections
- * run there are only copy engines on C, and all kernels are on S. (By get, with the kernels on C, a
- * call of two ranks took the sum of its sections and its transfer; a copy within a device, as from
- * k to a buffer that others read, is a kernel too.)
+ * block to its last. A kernel on C begins only behind it, whatever its priority, and one that waits
+ * there takes a place that a block of the next section needs. So only copy engines work on C, and
+ * all kernels are on S. With keys fetched by their readers, a call of two ranks took as long as its
+ * sections and its transfer one behind the other: the copy of k and v to where others may read them
+ * is a kernel too.
  *
  * Words and buffers (w -> o: stored by w in o's slab)
  *   KV_READY   owner -> reader   the owner's rows of this call lie in the reader's slot (i-1) mod 2
- *   KV_ACK     reader -> owner   the slot that this owner uses is free: in turn i-1 for the owner of
- *                                step i > 2, at the end of a call for all. Steps 1 and 2 wait for
- *                                the last call's, later steps for this call's
+ *   KV_ACK     reader -> owner   the slot that this owner uses is free: in turn i-1 to the owner of
+ *                                step i > 2, at the end of a call to all. Puts of steps 1 and 2
+ *                                wait for that of the last call, later ones for that of this call
  *   slot       in the reader's slab: written by the owner's put, read by section i
- * No circle: a turn signals before it waits, and turn i waits for signals of turns i alone, which
- * stand behind sections below i and puts up to i; put i stands behind turn i-1. All of it holds
- * where streams share a queue of the device, as no work on S waits for C but for puts, which were
- * enqueued before it.
+ * No circle: a turn signals before it waits. Turn i needs turns i of others only up to their
+ * signals, behind their sections below i and puts up to i, and put i stands behind turn i-1. This
+ * holds where S and C share one queue of the device too: S waits for puts alone, which wait for
+ * nothing but S, and stand before that.
  *
  * Gather: words are those of the CPU (attention_gather.c).
- *   S  begin | ................................. wait C | half 0 x prefix | half 1 x prefix | finish
+ *   S  begin | .............................. wait C | half 0 x prefix | half 1 x prefix | finish
  *   C  K, V -> arena | announce | own keys | wait owner, get, ack | ..
  *
- * Local buffers     written by                       read by             free again
- *   gathered          C                              sections, on S      begin of the next call, on S
- *   partial           a section, on S                its merges, on S    in the order of S
- *   acc               merges, on S                   later merges        likewise
+ * Local buffers     written by               read by            free again
+ *   gathered        C                        sections, on S     begin of the next call, on S
+ *   partial         a section, on S          its merges, on S   in the order of S
+ *   acc             merges, on S             later merges       likewise
  *
  * Where the arena is dead, waits are over at once, nothing is signalled and sections compute what
  * there is; the last kernel, behind both streams, then fills the outputs with NaN. */
@@ -71,8 +70,8 @@ static struct cofi_attention_block block_of(const struct cofi_attention_view *v,
                                          v->row_stride * element, v->head_stride * element};
 }
 
-static struct cofi_attention_block compact_block(const struct cofi_attention_forward *x, char *data, int64_t heads,
-                                                 int64_t dim)
+static struct cofi_attention_block compact_block(const struct cofi_attention_forward *x,
+                                                 char *data, int64_t heads, int64_t dim)
 {
     struct cofi_attention_strides s = cofi_attention_compact(x->plan, heads, dim);
     int64_t element = elem_bytes(x);
@@ -88,8 +87,8 @@ static struct cofi_attention_extent extent_of(const struct cofi_attention_forwar
 }
 
 /* Strides of dims of one entry do not count. Engines load 16 bytes at a time. */
-static bool is_compact(const struct cofi_attention_forward *x, const struct cofi_attention_view *v, int64_t heads,
-                       int64_t dim)
+static bool is_compact(const struct cofi_attention_forward *x, const struct cofi_attention_view *v,
+                       int64_t heads, int64_t dim)
 {
     struct cofi_attention_strides s = cofi_attention_compact(x->plan, heads, dim);
     return (x->plan->dims.n_batch == 1 || v->batch_stride == s.batch) &&
@@ -105,7 +104,8 @@ static bool lse_is_compact(const struct cofi_attention_forward *x)
            (heads == 1 || call->lse_head_stride == rows);
 }
 
-static cof_status move(const struct cofi_attention_forward *x, const struct cofi_attention_move *m, void *stream)
+static cof_status move(const struct cofi_attention_forward *x, const struct cofi_attention_move *m,
+                       void *stream)
 {
     return cofi_attention_launched(x, __LINE__, stream,
                                    cofi_launch_attention_move(m, x->d->n_move_blocks, stream),
@@ -113,8 +113,9 @@ static cof_status move(const struct cofi_attention_forward *x, const struct cofi
 }
 
 /* An input as sections take it: itself, or copied. */
-static cof_status take_input(const struct cofi_attention_forward *x, const struct cofi_attention_view *v,
-                             int64_t heads, int64_t dim, char *room, char **out)
+static cof_status take_input(const struct cofi_attention_forward *x,
+                             const struct cofi_attention_view *v, int64_t heads, int64_t dim,
+                             char *room, char **out)
 {
     *out = v->data;
     if (is_compact(x, v, heads, dim))
@@ -210,15 +211,15 @@ static cof_status section(const struct cofi_attention_forward *x, int idx)
     keys_of(x, job, kv);
     const char *q = x->q + q_begin * cofi_attention_compact(plan, n->n_heads, n->dim_qk).row *
                                element;
-    char *o = job->is_first
-                  ? x->o + q_begin * cofi_attention_compact(plan, n->n_heads, n->dim_v).row * element
-                  : d->at.partial;
+    const int64_t o_row = cofi_attention_compact(plan, n->n_heads, n->dim_v).row * element;
+    char *o = job->is_first ? x->o + q_begin * o_row : d->at.partial;
     float *lse = job->is_first ? x->lse + q_begin : d->at.partial_lse;
     return cofi_attention_kernels_run(&d->kernels, d->kernel[idx], q, kv[0], kv[1], o, lse,
                                       d->workspace.base, x->s);
 }
 
-static cof_status merge(const struct cofi_attention_forward *x, const struct cofi_attention_job *job,
+static cof_status merge(const struct cofi_attention_forward *x,
+                        const struct cofi_attention_job *job,
                         const struct cofi_attention_merged *part)
 {
     const struct cofi_attention_plan *plan = x->plan;
@@ -271,8 +272,7 @@ static cof_status run_listed(const struct cofi_attention_forward *x, int listed)
 
 /* ---- schedules ------------------------------------------------------------------------------ */
 
-/* A turn's work for C is enqueued behind the section that hides it: S is never kept waiting for
- * the host's part of a put. */
+/* Puts are enqueued behind the section that hides them, so that S has work first. */
 static cof_status ring(struct cofi_attention_forward *x)
 {
     int listed = 1;
@@ -320,7 +320,7 @@ static cof_status begin(const struct cofi_attention_forward *x)
     return COF_OK;
 }
 
-/* Behind all that reads slots, where no kernel does it at the way. */
+/* Behind all that reads slots, where no kernel does it by the way. */
 static cof_status ack_all(const struct cofi_attention_forward *x)
 {
     return cofi_attention_acks_last(x)
@@ -369,7 +369,8 @@ cof_status cofi_attention_device_forward(struct cofi_attention_plan *plan,
 {
     struct cofi_attention_device *d = plan->device;
     struct cofi_attention_forward x = {.plan = plan, .d = d, .call = call, .s = stream,
-                        .c = parts & COFI_PART_TRANSFER ? d->comm : NULL, .parts = parts};
+                                       .c = parts & COFI_PART_TRANSFER ? d->comm : NULL,
+                                       .parts = parts};
     if (plan->params.only_compact)
         COF_TRY(check_tensors(&x));
     cof_status status = take_tensors(&x);

@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* A forward call on CUDA devices as its two files see it: attention_schedule_cuda.c, which tells the
- * protocol, and attention_transfer_cuda.c. */
+/* A forward call on CUDA devices as its two files see it: attention_schedule_cuda.c, which tells
+ * the protocol, and attention_transfer_cuda.c. */
 #ifndef COFI_ATTENTION_SCHEDULE_CUDA_H
 #define COFI_ATTENTION_SCHEDULE_CUDA_H
 

@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* The transfers of a forward call on CUDA devices: puts and turns of the ring, copies of gather. The
- * protocol is told at the head of attention_schedule_cuda.c. */
+/* The transfers of a forward call on CUDA devices: puts and turns of the ring, copies of gather.
+ * The protocol is told at the head of attention_schedule_cuda.c. */
 #include <limits.h>
 
 #include "core/faults.h"
@@ -158,7 +158,7 @@ cof_status cofi_attention_turn(struct cofi_attention_forward *x, int step)
     struct cofi_attention_turn turn = {
         .binding = plan->binding.on_device, .ready = COFI_KV_READY, .ack = COFI_KV_ACK,
         .ready_to = -1, .ready_from = -1, .ack_to = -1, .ack_from = -1,
-        .ready_wait = cofi_wait_options(plan->binding.arena, "keys put"),
+        .ready_wait = cofi_wait_options(plan->binding.arena, "keys published"),
         .ack_wait = cofi_wait_options(plan->binding.arena, "slot for keys read")};
     if (rows_out(plan, step, rows) > 0)
         turn.ready_to = reader_of(plan, step);
@@ -270,7 +270,8 @@ static cof_status get(const struct cofi_attention_forward *x, const struct cofi_
     return COF_OK;
 }
 
-static cof_status fetch(const struct cofi_attention_forward *x, const struct cofi_attention_fetch *f)
+static cof_status fetch(const struct cofi_attention_forward *x,
+                        const struct cofi_attention_fetch *f)
 {
     struct cofi_attention_plan *plan = x->plan;
     if (!COFI_FAULT(KV_READY_WAIT, plan->rank))
