@@ -384,6 +384,5 @@ cof_status cofi_attention_device_forward(struct cofi_attention_plan *plan,
     status = status != COF_OK ? status : ended;
     ended = finish(&x);
     status = status != COF_OK ? status : ended;
-    ended = x.c ? cofi_cuda_call_end(&plan->binding, x.s) : COF_OK;
-    return status != COF_OK ? status : ended;
+    return status != COF_OK || !x.c ? status : cofi_cuda_call_end(&plan->binding, x.s);
 }

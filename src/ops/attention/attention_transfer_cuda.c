@@ -2,16 +2,12 @@
  * SPDX-License-Identifier: Apache-2.0 */
 /* The transfers of a forward call on CUDA devices: puts and turns of the ring, copies of gather.
  * The protocol is told at the head of attention_schedule_cuda.c. */
-#include <limits.h>
-
 #include "core/faults.h"
 #include "ops/attention/attention_schedule_cuda.h"
 #include "symm/call_cuda.h"
 #include "symm/options_cuda.h"
 
 #define MOVE_MIN_BATCH 5 /* gather: from so many on one kernel copies, not a copy for each entry */
-#define PITCH_MIN_BATCH 5 /* ring: from so many on one copy with a pitch, not one for each entry */
-#define MOST_PITCH INT_MAX /* of a copy, bytes */
 
 static int64_t elem_bytes(const struct cofi_attention_forward *x)
 {
@@ -74,8 +70,9 @@ struct place {
     int64_t row, entry_rows;
 };
 
-/* Rows of a slot lie as those of the caller's tensor, but for the rows of a batch entry: one copy
- * where both have the same, or one for each entry, or one with a pitch. */
+/* Rows of a slot lie as those of the caller's tensor, but for the number of rows of a batch entry:
+ * one copy where both have the same, else one for each entry. (A copy with a pitch may be a kernel;
+ * these never are, between two devices.) */
 static cof_status put_rows(const struct cofi_attention_forward *x, const struct place *to,
                            const struct place *from, size_t row_bytes, int64_t n_rows)
 {
@@ -89,11 +86,6 @@ static cof_status put_rows(const struct cofi_attention_forward *x, const struct 
     if (width == to_pitch && width == from_pitch) {
         width *= n_entries;
         n_entries = 1;
-    }
-    if (n_entries >= PITCH_MIN_BATCH && to_pitch <= MOST_PITCH && from_pitch <= MOST_PITCH) {
-        COF_CUDA(cudaMemcpy2DAsync(dst, to_pitch, src, from_pitch, width, n_entries,
-                                   cudaMemcpyDefault, x->c));
-        return COF_OK;
     }
     for (size_t b = 0; b < n_entries; b++)
         COF_CUDA(cudaMemcpyAsync(dst + b * to_pitch, src + b * from_pitch, width,
