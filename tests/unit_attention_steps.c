@@ -118,16 +118,40 @@ static void check_merges(const struct cofi_attention_steps *s, const struct cofi
     REQUIRE(next == job->pair.q_begin + job->pair.q_rows);
 }
 
-/* Every owner once, from the rank before this one down. */
+/* In the ring a fetch is what its owner puts: the rows that it knows from the layout, one range
+ * behind the other, in a slot for the most rows of any rank. */
+static void check_put(const struct cofi_attention_fetch *x)
+{
+    struct cofi_rows_range rows[2];
+    int64_t to = 0;
+    REQUIRE(cofi_attention_needed(&now.layout, &now.sight, now.rank, x->owner, rows) ==
+            x->n_ranges);
+    for (int r = 0; r < x->n_ranges; r++) {
+        REQUIRE(x->rows[r].begin == rows[r].begin && x->rows[r].end == rows[r].end);
+        REQUIRE(rows[r].begin < rows[r].end && x->to[r] == to);
+        to += rows[r].end - rows[r].begin;
+    }
+    REQUIRE(to > 0 && to <= cofi_plan_max_rows(&now.layout));
+}
+
+/* Every owner once, from the rank before this one down; all whose keys are seen. */
 static void check_owners(const struct cofi_attention_steps *s)
 {
     const int n = now.layout.n_ranks;
-    int last = 0;
+    int last = 0, n_seen = 0;
     for (int f = 0; f < s->n_fetches; f++) {
         int step = (now.rank - s->fetches[f].owner + n) % n;
         REQUIRE(step > last);
         last = step;
+        if (!now.gathers)
+            check_put(&s->fetches[f]);
     }
+    for (int owner = 0; owner < n; owner++) {
+        struct cofi_rows_range rows[2];
+        n_seen += owner != now.rank &&
+                  cofi_attention_needed(&now.layout, &now.sight, now.rank, owner, rows) > 0;
+    }
+    REQUIRE(n_seen == s->n_fetches);
 }
 
 static void check_steps(void)
