@@ -44,143 +44,22 @@
  *
  * Where the arena is dead, waits are over at once, nothing is signalled and sections compute what
  * there is; the last kernel, behind both streams, then fills the outputs with NaN. */
-#include <string.h>
-
 #include "core/faults.h"
-#include "ops/attention/attention_schedule_cuda.h"
+#include "ops/attention/attention_forward_cuda.h"
 #include "symm/call_cuda.h"
 #include "symm/options_cuda.h"
-
-static int64_t elem_bytes(const struct cofi_attention_forward *x)
-{
-    return cofi_elem_bytes(x->plan->dims.elem);
-}
-
-cof_status cofi_attention_launched(const struct cofi_attention_forward *x, int line,
-                                   const void *stream, cudaError_t error, const char *what)
-{
-    return cofi_cuda_launched(__FILE_NAME__, line, x->plan->binding.arena, stream, error, what);
-}
-
-/* ---- tensors of other strides --------------------------------------------------------------- */
-
-static struct cofi_attention_block block_of(const struct cofi_attention_view *v, int64_t element)
-{
-    return (struct cofi_attention_block){v->data, v->batch_stride * element,
-                                         v->row_stride * element, v->head_stride * element};
-}
-
-static struct cofi_attention_block compact_block(const struct cofi_attention_forward *x,
-                                                 char *data, int64_t heads, int64_t dim)
-{
-    struct cofi_attention_strides s = cofi_attention_compact(x->plan, heads, dim);
-    int64_t element = elem_bytes(x);
-    return (struct cofi_attention_block){data, s.batch * element, s.row * element,
-                                         s.head * element};
-}
-
-static struct cofi_attention_extent extent_of(const struct cofi_attention_forward *x, int64_t heads,
-                                              int64_t dim_bytes)
-{
-    return (struct cofi_attention_extent){x->plan->dims.n_batch, x->plan->local_rows, heads,
-                                          dim_bytes};
-}
-
-/* Strides of dims of one entry do not count. Engines load 16 bytes at a time. */
-static bool is_compact(const struct cofi_attention_forward *x, const struct cofi_attention_view *v,
-                       int64_t heads, int64_t dim)
-{
-    struct cofi_attention_strides s = cofi_attention_compact(x->plan, heads, dim);
-    return (x->plan->dims.n_batch == 1 || v->batch_stride == s.batch) &&
-           (x->plan->local_rows <= 1 || v->row_stride == s.row) &&
-           (heads == 1 || v->head_stride == s.head) && (uintptr_t)v->data % 16 == 0;
-}
-
-static bool lse_is_compact(const struct cofi_attention_forward *x)
-{
-    const struct cofi_attention_call *call = x->call;
-    int64_t rows = x->plan->local_rows, heads = x->plan->dims.n_heads;
-    return (x->plan->dims.n_batch == 1 || call->lse_batch_stride == heads * rows) &&
-           (heads == 1 || call->lse_head_stride == rows);
-}
-
-static cof_status move(const struct cofi_attention_forward *x, const struct cofi_attention_move *m,
-                       void *stream)
-{
-    return cofi_attention_launched(x, __LINE__, stream,
-                                   cofi_launch_attention_move(m, x->d->n_move_blocks, stream),
-                                   "move rows");
-}
-
-/* An input as sections take it: itself, or copied. */
-static cof_status take_input(const struct cofi_attention_forward *x,
-                             const struct cofi_attention_view *v, int64_t heads, int64_t dim,
-                             char *room, char **out)
-{
-    *out = v->data;
-    if (is_compact(x, v, heads, dim))
-        return COF_OK;
-    *out = room;
-    return move(x,
-                &(struct cofi_attention_move){extent_of(x, heads, dim * elem_bytes(x)),
-                                              compact_block(x, room, heads, dim),
-                                              block_of(v, elem_bytes(x))},
-                x->s);
-}
-
-static cof_status take_tensors(struct cofi_attention_forward *x)
-{
-    const struct cofi_attention_dims *n = &x->plan->dims;
-    const struct cofi_attention_call *call = x->call;
-    const struct cofi_attention_places *at = &x->d->at;
-    COF_TRY(take_input(x, &call->q, n->n_heads, n->dim_qk, at->q, &x->q));
-    COF_TRY(take_input(x, &call->k, n->n_kv_heads, n->dim_qk, at->k, &x->k));
-    COF_TRY(take_input(x, &call->v, n->n_kv_heads, n->dim_v, at->v, &x->v));
-    x->o = is_compact(x, &call->o, n->n_heads, n->dim_v) ? call->o.data : at->o;
-    x->lse = lse_is_compact(x) ? call->lse : at->lse;
-    return COF_OK;
-}
-
-/* With only_compact, before anything is enqueued. */
-static cof_status check_tensors(const struct cofi_attention_forward *x)
-{
-    const struct cofi_attention_dims *n = &x->plan->dims;
-    const struct cofi_attention_call *call = x->call;
-    const struct {
-        const char *name;
-        const struct cofi_attention_view *view;
-        int64_t heads, dim;
-    } tensors[] = {{"q", &call->q, n->n_heads, n->dim_qk},
-                   {"k", &call->k, n->n_kv_heads, n->dim_qk},
-                   {"v", &call->v, n->n_kv_heads, n->dim_v},
-                   {"o", &call->o, n->n_heads, n->dim_v}};
-    for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; i++)
-        COF_FAIL_IF(!is_compact(x, tensors[i].view, tensors[i].heads, tensors[i].dim),
-                    COF_ERR_INVALID,
-                    "%s: data at %p, strides of batch, row and head %lld, %lld, %lld: wanted a "
-                    "compact tensor, aligned to 16 bytes, on a plan made with only_compact",
-                    tensors[i].name, tensors[i].view->data,
-                    (long long)tensors[i].view->batch_stride,
-                    (long long)tensors[i].view->row_stride,
-                    (long long)tensors[i].view->head_stride);
-    COF_FAIL_IF(!lse_is_compact(x), COF_ERR_INVALID,
-                "lse: strides of batch and head %lld, %lld: wanted a compact tensor on a plan made "
-                "with only_compact",
-                (long long)call->lse_batch_stride, (long long)call->lse_head_stride);
-    return COF_OK;
-}
 
 /* ---- sections and merges, on S -------------------------------------------------------------- */
 
 /* Of a step of the plan's list, from 1, that of the ring. */
-static int ring_step(const struct cofi_attention_forward *x, int listed)
+static int ring_step(const struct cofi_forward *x, int listed)
 {
     const struct cofi_attention_plan *plan = x->plan;
     return (plan->rank - x->d->steps.fetches[listed - 1].owner + plan->n_ranks) % plan->n_ranks;
 }
 
 /* K's and V's first row of a job: the caller's, gathered, or in the slot of its owner's step. */
-static void keys_of(const struct cofi_attention_forward *x, const struct cofi_attention_job *job,
+static void keys_of(const struct cofi_forward *x, const struct cofi_attention_job *job,
                     const char *kv[2])
 {
     const struct cofi_attention_plan *plan = x->plan;
@@ -188,7 +67,7 @@ static void keys_of(const struct cofi_attention_forward *x, const struct cofi_at
     const struct cofi_kv_buffer *gathered = &x->d->at.gathered;
     const int64_t dim[2] = {n->dim_qk, n->dim_v}, row = job->pair.k_begin;
     for (int is_v = 0; is_v < 2; is_v++) {
-        const int64_t at = row * elem_bytes(x) *
+        const int64_t at = row * cofi_forward_elem_bytes(x) *
                            cofi_attention_compact(plan, n->n_kv_heads, dim[is_v]).row;
         if (cofi_attention_gathers(plan))
             kv[is_v] = gathered->local + cofi_kv_at(gathered, is_v, row);
@@ -200,13 +79,13 @@ static void keys_of(const struct cofi_attention_forward *x, const struct cofi_at
     }
 }
 
-static cof_status section(const struct cofi_attention_forward *x, int idx)
+static cof_status section(const struct cofi_forward *x, int idx)
 {
     const struct cofi_attention_plan *plan = x->plan;
     const struct cofi_attention_dims *n = &plan->dims;
     const struct cofi_attention_device *d = x->d;
     const struct cofi_attention_job *job = &d->steps.jobs[idx];
-    const int64_t element = elem_bytes(x), q_begin = job->pair.q_begin;
+    const int64_t element = cofi_forward_elem_bytes(x), q_begin = job->pair.q_begin;
     const char *kv[2];
     keys_of(x, job, kv);
     const char *q = x->q + q_begin * cofi_attention_compact(plan, n->n_heads, n->dim_qk).row *
@@ -218,7 +97,7 @@ static cof_status section(const struct cofi_attention_forward *x, int idx)
                                       d->workspace.base, x->s);
 }
 
-static cof_status merge(const struct cofi_attention_forward *x,
+static cof_status merge(const struct cofi_forward *x,
                         const struct cofi_attention_job *job,
                         const struct cofi_attention_merged *part)
 {
@@ -229,7 +108,7 @@ static cof_status merge(const struct cofi_attention_forward *x,
         cofi_attention_compact(plan, n->n_heads, n->dim_v);
     const struct cofi_attention_strides by_rows =
         cofi_attention_by_rows(plan, n->n_heads, n->dim_v);
-    const int64_t element = elem_bytes(x), partial_rows = d->steps.partial_rows;
+    const int64_t element = cofi_forward_elem_bytes(x), partial_rows = d->steps.partial_rows;
     char *o = x->o + part->begin * compact.row * element;
     float *acc = d->at.acc ? d->at.acc + part->begin * by_rows.row : NULL;
     float *lse = x->lse + part->begin;
@@ -250,7 +129,7 @@ static cof_status merge(const struct cofi_attention_forward *x,
 }
 
 /* A job and its merges. */
-static cof_status run_job(const struct cofi_attention_forward *x, int idx)
+static cof_status run_job(const struct cofi_forward *x, int idx)
 {
     const struct cofi_attention_job *job = &x->d->steps.jobs[idx];
     if (x->parts & COFI_PART_SECTIONS)
@@ -261,7 +140,7 @@ static cof_status run_job(const struct cofi_attention_forward *x, int idx)
 }
 
 /* All jobs of a step of the plan's list; 0: own keys. */
-static cof_status run_listed(const struct cofi_attention_forward *x, int listed)
+static cof_status run_listed(const struct cofi_forward *x, int listed)
 {
     const struct cofi_attention_steps *steps = &x->d->steps;
     for (int i = 0; i < steps->n_jobs; i++)
@@ -273,34 +152,34 @@ static cof_status run_listed(const struct cofi_attention_forward *x, int listed)
 /* ---- schedules ------------------------------------------------------------------------------ */
 
 /* Puts are enqueued behind the section that hides them, so that S has work first. */
-static cof_status ring(struct cofi_attention_forward *x)
+static cof_status ring(struct cofi_forward *x)
 {
     int listed = 1;
     COF_TRY(run_listed(x, 0));
-    COF_TRY(cofi_attention_put(x, 1));
-    COF_TRY(cofi_attention_put(x, 2));
+    COF_TRY(cofi_forward_put(x, 1));
+    COF_TRY(cofi_forward_put(x, 2));
     for (int step = 1; step < x->plan->n_ranks; step++) {
-        COF_TRY(cofi_attention_turn(x, step));
+        COF_TRY(cofi_forward_turn(x, step));
         if (listed <= x->d->steps.n_fetches && ring_step(x, listed) == step)
             COF_TRY(run_listed(x, listed++));
         if (step > 1)
-            COF_TRY(cofi_attention_put(x, step + 1));
+            COF_TRY(cofi_forward_put(x, step + 1));
     }
     return COF_OK;
 }
 
-static cof_status gather(struct cofi_attention_forward *x)
+static cof_status gather(struct cofi_forward *x)
 {
     if (x->c)
-        COF_TRY(cofi_attention_gather_keys(x));
+        COF_TRY(cofi_forward_gather(x));
     if (!COFI_FAULT(ARRIVAL_WAIT, x->plan->rank))
-        COF_TRY(cofi_attention_join(x));
+        COF_TRY(cofi_forward_join(x));
     return run_listed(x, 1);
 }
 
 /* ---- begin and end -------------------------------------------------------------------------- */
 
-static cof_status begin(const struct cofi_attention_forward *x)
+static cof_status begin(const struct cofi_forward *x)
 {
     struct cofi_attention_plan *plan = x->plan;
     struct cofi_binding *b = &plan->binding;
@@ -312,55 +191,12 @@ static cof_status begin(const struct cofi_attention_forward *x)
         return COF_OK;
     cofi_cuda_call_make(b, &call, &c);
     const int acks = COFI_FAULT(KV_ACK_WAIT, plan->rank) ? -1 : COFI_KV_ACK;
-    COF_TRY(cofi_attention_launched(x, __LINE__, x->s,
-                                    cofi_launch_attention_begin(b->on_device, &c, &options, acks,
-                                                                COFI_KV_MARK, x->s),
-                                    "begin"));
+    COF_TRY(cofi_forward_launched(x, __FILE_NAME__, __LINE__, x->s,
+                                  cofi_launch_attention_begin(b->on_device, &c, &options, acks,
+                                                              COFI_KV_MARK, x->s),
+                                  "begin"));
     COF_CUDA(cudaEventRecord(x->d->begun, x->s));
     return COF_OK;
-}
-
-/* Behind all that reads slots, where no kernel does it by the way. */
-static cof_status ack_all(const struct cofi_attention_forward *x)
-{
-    return cofi_attention_acks_last(x)
-               ? cofi_cuda_call_signal(&x->plan->binding, COFI_ALL_OTHERS, COFI_KV_ACK, x->s)
-               : COF_OK;
-}
-
-/* Outputs of other strides, padding, and NaN after a failure. */
-static cof_status finish(const struct cofi_attention_forward *x)
-{
-    const struct cofi_attention_plan *plan = x->plan;
-    const struct cofi_attention_dims *n = &plan->dims;
-    const struct cofi_attention_call *call = x->call;
-    const int64_t f = sizeof(float), rows = plan->local_rows, element = elem_bytes(x);
-    if (rows == 0 || x->parts != COFI_PART_ALL)
-        return ack_all(x);
-    if (x->o != call->o.data)
-        COF_TRY(move(x,
-                     &(struct cofi_attention_move){extent_of(x, n->n_heads, n->dim_v * element),
-                                                   block_of(&call->o, element),
-                                                   compact_block(x, x->o, n->n_heads, n->dim_v)},
-                     x->s));
-    if (x->lse != call->lse)
-        COF_TRY(move(x,
-                     &(struct cofi_attention_move){
-                         extent_of(x, n->n_heads, f),
-                         {(char *)call->lse, call->lse_batch_stride * f, f,
-                          call->lse_head_stride * f},
-                         {(char *)x->lse, n->n_heads * rows * f, f, rows * f}},
-                     x->s));
-    const struct cofi_attention_finish end = {
-        .arena = plan->binding.arena->on_device, .n = extent_of(x, n->n_heads, n->dim_v * element),
-        .o = block_of(&call->o, element), .lse = call->lse, .lse_batch = call->lse_batch_stride,
-        .lse_head = call->lse_head_stride,
-        .pad_begin = cof_layout_valid_rows(&plan->layout, plan->rank),
-        .binding = cofi_attention_acks_last(x) ? plan->binding.on_device : NULL,
-        .ack = COFI_KV_ACK};
-    return cofi_attention_launched(x, __LINE__, x->s,
-                                   cofi_launch_attention_finish(&end, x->d->n_finish_blocks, x->s),
-                                   "finish");
 }
 
 cof_status cofi_attention_device_forward(struct cofi_attention_plan *plan,
@@ -368,21 +204,20 @@ cof_status cofi_attention_device_forward(struct cofi_attention_plan *plan,
                                          cudaStream_t stream)
 {
     struct cofi_attention_device *d = plan->device;
-    struct cofi_attention_forward x = {.plan = plan, .d = d, .call = call, .s = stream,
-                                       .c = parts & COFI_PART_TRANSFER ? d->comm : NULL,
-                                       .parts = parts};
+    struct cofi_forward x = {.plan = plan, .d = d, .call = call, .s = stream,
+                             .c = parts & COFI_PART_TRANSFER ? d->comm : NULL, .parts = parts};
     if (plan->params.only_compact)
-        COF_TRY(check_tensors(&x));
-    cof_status status = take_tensors(&x);
+        COF_TRY(cofi_forward_check(&x));
+    cof_status status = cofi_forward_take(&x);
     if (status == COF_OK)
         status = begin(&x);
     if (status == COF_OK)
         status = (cofi_attention_gathers(plan) ? gather : ring)(&x);
     if (status != COF_OK) /* half a call: the others are told */
         cofi_arena_fail(plan->binding.arena, status);
-    cof_status ended = cofi_attention_join(&x);
+    cof_status ended = cofi_forward_join(&x);
     status = status != COF_OK ? status : ended;
-    ended = finish(&x);
+    ended = cofi_forward_finish(&x);
     status = status != COF_OK ? status : ended;
     return status != COF_OK || !x.c ? status : cofi_cuda_call_end(&plan->binding, x.s);
 }

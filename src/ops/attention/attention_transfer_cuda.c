@@ -3,20 +3,16 @@
 /* The transfers of a forward call on CUDA devices: puts and turns of the ring, copies of gather.
  * The protocol is told at the head of attention_schedule_cuda.c. */
 #include "core/faults.h"
-#include "ops/attention/attention_schedule_cuda.h"
+#include "ops/attention/attention_forward_cuda.h"
 #include "symm/call_cuda.h"
 #include "symm/options_cuda.h"
 
 #define MOVE_MIN_BATCH 5 /* gather: from so many on one kernel copies, not a copy for each entry */
 
-static int64_t elem_bytes(const struct cofi_attention_forward *x)
-{
-    return cofi_elem_bytes(x->plan->dims.elem);
-}
-
 /* ---- C and S -------------------------------------------------------------------------------- */
 
-cof_status cofi_attention_fork(struct cofi_attention_forward *x)
+/* C goes on behind the begin, once. */
+static cof_status fork_comm(struct cofi_forward *x)
 {
     if (x->is_forked)
         return COF_OK;
@@ -25,7 +21,7 @@ cof_status cofi_attention_fork(struct cofi_attention_forward *x)
     return COF_OK;
 }
 
-cof_status cofi_attention_join(struct cofi_attention_forward *x)
+cof_status cofi_forward_join(struct cofi_forward *x)
 {
     if (!x->is_ahead)
         return COF_OK;
@@ -73,7 +69,7 @@ struct place {
 /* Rows of a slot lie as those of the caller's tensor, but for the number of rows of a batch entry:
  * one copy where both have the same, else one for each entry. (A copy with a pitch may be a kernel;
  * these never are, between two devices.) */
-static cof_status put_rows(const struct cofi_attention_forward *x, const struct place *to,
+static cof_status put_rows(const struct cofi_forward *x, const struct place *to,
                            const struct place *from, size_t row_bytes, int64_t n_rows)
 {
     const bool by_rows = x->plan->params.format == COF_FORMAT_SBHD;
@@ -94,7 +90,7 @@ static cof_status put_rows(const struct cofi_attention_forward *x, const struct 
 }
 
 /* The ranges one behind the other, as the reader's sections expect them (attention_steps.h). */
-static cof_status put_ranges(const struct cofi_attention_forward *x, int step,
+static cof_status put_ranges(const struct cofi_forward *x, int step,
                              const struct cofi_rows_range *rows, int n_ranges)
 {
     const struct cofi_attention_plan *plan = x->plan;
@@ -114,7 +110,7 @@ static cof_status put_ranges(const struct cofi_attention_forward *x, int step,
             COF_TRY(put_rows(x, &to, &from,
                              (size_t)(cofi_attention_slot_strides(plan, n->n_kv_heads,
                                                                   dim[is_v]).row *
-                                      elem_bytes(x)),
+                                      cofi_forward_elem_bytes(x)),
                              n_rows));
         }
         to.row += n_rows;
@@ -122,13 +118,13 @@ static cof_status put_ranges(const struct cofi_attention_forward *x, int step,
     return COF_OK;
 }
 
-cof_status cofi_attention_put(struct cofi_attention_forward *x, int step)
+cof_status cofi_forward_put(struct cofi_forward *x, int step)
 {
     struct cofi_rows_range rows[2];
     const int n_ranges = x->c ? rows_out(x->plan, step, rows) : 0;
     if (n_ranges == 0)
         return COF_OK;
-    COF_TRY(cofi_attention_fork(x));
+    COF_TRY(fork_comm(x));
     x->is_ahead = true;
     x->last_put = step;
     if (step > 2 && !COFI_FAULT(STAGING_WAIT, x->plan->rank))
@@ -140,7 +136,7 @@ cof_status cofi_attention_put(struct cofi_attention_forward *x, int step)
 
 /* ---- ring: turns, on S ---------------------------------------------------------------------- */
 
-cof_status cofi_attention_turn(struct cofi_attention_forward *x, int step)
+cof_status cofi_forward_turn(struct cofi_forward *x, int step)
 {
     struct cofi_attention_plan *plan = x->plan;
     const int rank = plan->rank, next = step + 1; /* which uses the slot of step - 1 again */
@@ -166,46 +162,44 @@ cof_status cofi_attention_turn(struct cofi_attention_forward *x, int step)
         x->is_ahead = x->last_put > step;
     }
     if (turn.ready_to >= 0 || turn.ready_from >= 0 || turn.ack_to >= 0 || turn.ack_from >= 0)
-        COF_TRY(cofi_attention_launched(x, __LINE__, x->s,
-                                        cofi_launch_attention_turn(&turn, x->s), "turn"));
+        COF_TRY(cofi_forward_launched(x, __FILE_NAME__, __LINE__, x->s,
+                                      cofi_launch_attention_turn(&turn, x->s), "turn"));
     if (refills)
         COF_CUDA(cudaEventRecord(x->d->turned, x->s));
     return COF_OK;
 }
 
-bool cofi_attention_acks_last(const struct cofi_attention_forward *x)
+bool cofi_forward_acks_all(const struct cofi_forward *x)
 {
     return x->c && !cofi_attention_gathers(x->plan) && !COFI_FAULT(KV_ACK, x->plan->rank);
+}
+
+cof_status cofi_forward_ack_all(const struct cofi_forward *x)
+{
+    return cofi_forward_acks_all(x)
+               ? cofi_cuda_call_signal(&x->plan->binding, COFI_ALL_OTHERS, COFI_KV_ACK, x->s)
+               : COF_OK;
 }
 
 /* ---- gather, on C --------------------------------------------------------------------------- */
 
 /* K or V into the arena, [rows, B, Hkv, dim]. */
-static cof_status copy_out(const struct cofi_attention_forward *x, int is_v)
+static cof_status copy_out(const struct cofi_forward *x, int is_v)
 {
     const struct cofi_attention_plan *plan = x->plan;
     const struct cofi_attention_dims *n = &plan->dims;
     const struct cofi_kv_buffer *to = &plan->published;
     char *from = is_v ? x->v : x->k;
     char *at = cofi_arena_data(plan->binding.arena) + cofi_kv_at(to, is_v, 0);
-    const int64_t dim = is_v ? n->dim_v : n->dim_qk, element = elem_bytes(x);
+    const int64_t dim = is_v ? n->dim_v : n->dim_qk, element = cofi_forward_elem_bytes(x);
     const size_t width = (size_t)(n->n_kv_heads * dim * element), rows = (size_t)plan->local_rows;
     if (n->n_batch == 1 || plan->params.format == COF_FORMAT_SBHD) {
         COF_CUDA(cudaMemcpyAsync(at, from, cofi_kv_bytes(to, is_v, plan->local_rows),
                                  cudaMemcpyDeviceToDevice, x->c));
         return COF_OK;
     }
-    if (n->n_batch >= MOVE_MIN_BATCH) {
-        const struct cofi_attention_strides s = cofi_attention_by_rows(plan, n->n_kv_heads, dim);
-        const struct cofi_attention_strides c = cofi_attention_compact(plan, n->n_kv_heads, dim);
-        const struct cofi_attention_move m = {
-            {n->n_batch, plan->local_rows, n->n_kv_heads, dim * element},
-            {at, s.batch * element, s.row * element, s.head * element},
-            {from, c.batch * element, c.row * element, c.head * element}};
-        return cofi_attention_launched(x, __LINE__, x->c,
-                                       cofi_launch_attention_move(&m, x->d->n_move_blocks, x->c),
-                                       "move rows");
-    }
+    if (n->n_batch >= MOVE_MIN_BATCH)
+        return cofi_forward_by_rows(x, at, from, n->n_kv_heads, dim, x->c);
     for (size_t b = 0; b < (size_t)n->n_batch; b++)
         COF_CUDA(cudaMemcpy2DAsync(at + b * width, width * (size_t)n->n_batch,
                                    from + b * rows * width, width, width, rows,
@@ -213,7 +207,7 @@ static cof_status copy_out(const struct cofi_attention_forward *x, int is_v)
     return COF_OK;
 }
 
-static cof_status publish(const struct cofi_attention_forward *x)
+static cof_status publish(const struct cofi_forward *x)
 {
     if (x->plan->local_rows > 0) {
         COF_TRY(copy_out(x, 0));
@@ -222,7 +216,7 @@ static cof_status publish(const struct cofi_attention_forward *x)
     return cofi_cuda_call_signal(&x->plan->binding, COFI_ALL_OTHERS, COFI_KV_READY, x->c);
 }
 
-static cof_status ack(const struct cofi_attention_forward *x, int owner)
+static cof_status ack(const struct cofi_forward *x, int owner)
 {
     return COFI_FAULT(KV_ACK, x->plan->rank)
                ? COF_OK
@@ -230,7 +224,7 @@ static cof_status ack(const struct cofi_attention_forward *x, int owner)
 }
 
 /* Owners of whom nothing is needed. */
-static cof_status ack_others(const struct cofi_attention_forward *x)
+static cof_status ack_others(const struct cofi_forward *x)
 {
     const struct cofi_attention_plan *plan = x->plan;
     const struct cofi_attention_steps *steps = &x->d->steps;
@@ -247,7 +241,7 @@ static cof_status ack_others(const struct cofi_attention_forward *x)
     return COF_OK;
 }
 
-static cof_status get(const struct cofi_attention_forward *x, const struct cofi_attention_fetch *f)
+static cof_status get(const struct cofi_forward *x, const struct cofi_attention_fetch *f)
 {
     const struct cofi_attention_plan *plan = x->plan;
     const cof_arena *a = plan->binding.arena;
@@ -262,7 +256,7 @@ static cof_status get(const struct cofi_attention_forward *x, const struct cofi_
     return COF_OK;
 }
 
-static cof_status fetch(const struct cofi_attention_forward *x,
+static cof_status fetch(const struct cofi_forward *x,
                         const struct cofi_attention_fetch *f)
 {
     struct cofi_attention_plan *plan = x->plan;
@@ -274,7 +268,7 @@ static cof_status fetch(const struct cofi_attention_forward *x,
 }
 
 /* Own keys to their global rows, from where they were published. */
-static cof_status keep_own(const struct cofi_attention_forward *x)
+static cof_status keep_own(const struct cofi_forward *x)
 {
     const struct cofi_attention_plan *plan = x->plan;
     const cof_layout *l = &plan->layout;
@@ -292,9 +286,9 @@ static cof_status keep_own(const struct cofi_attention_forward *x)
     return COF_OK;
 }
 
-cof_status cofi_attention_gather_keys(struct cofi_attention_forward *x)
+cof_status cofi_forward_gather(struct cofi_forward *x)
 {
-    COF_TRY(cofi_attention_fork(x));
+    COF_TRY(fork_comm(x));
     COF_TRY(publish(x));
     COF_TRY(ack_others(x));
     COF_TRY(keep_own(x));
