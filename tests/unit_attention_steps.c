@@ -8,23 +8,24 @@
 
 #include "ops/attention/attention_steps.h"
 
-#define REQUIRE(cond)                                                                              \
-    do {                                                                                           \
-        if (!(cond)) {                                                                             \
-            fprintf(stderr,                                                                        \
-                    "unit_attention_steps.c:%d: %s [kind %d chunking %d P %d S %lld rank %d "      \
-                    "mask %d window %d %lld:%lld gathers %d exact %d]\n",                          \
-                    __LINE__, #cond, (int)now.layout.kind, (int)now.layout.chunking,               \
-                    now.layout.n_ranks, (long long)now.layout.n_rows, now.rank,                    \
-                    (int)now.sight.mask, now.sight.has_window, (long long)now.sight.window.left,   \
-                    (long long)now.sight.window.right, now.gathers, now.is_exact);                 \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
+static struct cofi_attention_steps_spec now;
+
+static void fail(int line, const char *what)
+{
+    const struct cofi_sight *s = &now.sight;
+    fprintf(stderr,
+            "unit_attention_steps.c:%d: %s [kind %d chunking %d P %d S %lld rank %d mask %d window "
+            "%d %lld:%lld gathers %d exact %d]\n",
+            line, what, (int)now.layout.kind, (int)now.layout.chunking, now.layout.n_ranks,
+            (long long)now.layout.n_rows, now.rank, (int)s->mask, s->has_window,
+            (long long)s->window.left, (long long)s->window.right, now.gathers, now.is_exact);
+    exit(1);
+}
+
+#define REQUIRE(cond) ((cond) ? (void)0 : fail(__LINE__, #cond))
 
 enum { MAX_S = 130 };
 
-static struct cofi_attention_steps_spec now;
 static int n_checked;
 
 static bool is_visible(int64_t i, int64_t j)

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/config.h"
 #include "core/log.h"
 #include "ops/attention/attention_device.h"
 #include "ops/attention/attention_move_cuda.h"
