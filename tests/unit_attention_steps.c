@@ -15,11 +15,10 @@ static void fail(int line, const char *what)
     const struct cofi_sight *s = &now.sight;
     fprintf(stderr,
             "unit_attention_steps.c:%d: %s [kind %d chunking %d P %d S %lld rank %d mask %d window "
-            "%d %lld:%lld gathers %d exact %d splits %d]\n",
+            "%d %lld:%lld gathers %d exact %d]\n",
             line, what, (int)now.layout.kind, (int)now.layout.chunking, now.layout.n_ranks,
             (long long)now.layout.n_rows, now.rank, (int)s->mask, s->has_window,
-            (long long)s->window.left, (long long)s->window.right, now.gathers, now.is_exact,
-            now.splits);
+            (long long)s->window.left, (long long)s->window.right, now.gathers, now.is_exact);
     exit(1);
 }
 
@@ -120,18 +119,40 @@ static void check_merges(const struct cofi_attention_steps *s, const struct cofi
     REQUIRE(next == job->pair.q_begin + job->pair.q_rows);
 }
 
-/* Every owner once, or twice in a row. */
+/* In the ring a fetch is what its owner puts: the rows that it knows from the layout, one range
+ * behind the other, in a slot for the most rows of any rank. */
+static void check_put(const struct cofi_attention_fetch *x)
+{
+    struct cofi_rows_range rows[2];
+    int64_t to = 0;
+    REQUIRE(cofi_attention_needed(&now.layout, &now.sight, now.rank, x->owner, rows) ==
+            x->n_ranges);
+    for (int r = 0; r < x->n_ranges; r++) {
+        REQUIRE(x->rows[r].begin == rows[r].begin && x->rows[r].end == rows[r].end);
+        REQUIRE(rows[r].begin < rows[r].end && x->to[r] == to);
+        to += rows[r].end - rows[r].begin;
+    }
+    REQUIRE(to > 0 && to <= cofi_plan_max_rows(&now.layout));
+}
+
+/* Every owner once, from the rank before this one down; all whose keys are seen. */
 static void check_owners(const struct cofi_attention_steps *s)
 {
+    const int n = now.layout.n_ranks;
+    int last = 0, n_seen = 0;
     for (int f = 0; f < s->n_fetches; f++) {
-        const struct cofi_attention_fetch *x = &s->fetches[f];
-        bool is_more = f > 0 && s->fetches[f - 1].owner == x->owner;
-        bool has_more = f + 1 < s->n_fetches && s->fetches[f + 1].owner == x->owner;
-        REQUIRE(x->owner != now.rank && x->is_more == is_more && x->has_more == has_more);
-        REQUIRE(!(is_more || has_more) || (now.splits && f < 2));
-        for (int g = 0; g < f - 1; g++)
-            REQUIRE(s->fetches[g].owner != x->owner);
+        int step = (now.rank - s->fetches[f].owner + n) % n;
+        REQUIRE(step > last);
+        last = step;
+        if (!now.gathers)
+            check_put(&s->fetches[f]);
     }
+    for (int owner = 0; owner < n; owner++) {
+        struct cofi_rows_range rows[2];
+        n_seen += owner != now.rank &&
+                  cofi_attention_needed(&now.layout, &now.sight, now.rank, owner, rows) > 0;
+    }
+    REQUIRE(n_seen == s->n_fetches);
 }
 
 static void check_steps(void)
@@ -208,10 +229,9 @@ static void check_sight(struct cofi_sight sight)
     for (now.rank = 0; now.rank < now.layout.n_ranks; now.rank++) {
         check_needed_rows();
         check_pairs();
-        for (int how = 0; how < 4; how++) {
+        for (int how = 0; how < 3; how++) {
             now.gathers = how == 2 && now.layout.n_ranks > 1;
             now.is_exact = how == 1;
-            now.splits = how == 3;
             check_steps();
         }
     }

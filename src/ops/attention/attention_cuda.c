@@ -22,22 +22,32 @@ struct cofi_attention_strides cofi_attention_by_rows(const struct cofi_attention
     return (struct cofi_attention_strides){n_heads * dim, plan->dims.n_batch * n_heads * dim, dim};
 }
 
-struct cofi_attention_strides cofi_attention_compact(const struct cofi_attention_plan *plan,
-                                                     int64_t n_heads, int64_t dim)
+static struct cofi_attention_strides strides_of(const struct cofi_attention_plan *plan,
+                                                int64_t rows, int64_t n_heads, int64_t dim)
 {
     if (plan->params.format == COF_FORMAT_SBHD)
         return cofi_attention_by_rows(plan, n_heads, dim);
-    return (struct cofi_attention_strides){plan->local_rows * n_heads * dim, n_heads * dim, dim};
+    return (struct cofi_attention_strides){rows * n_heads * dim, n_heads * dim, dim};
+}
+
+struct cofi_attention_strides cofi_attention_compact(const struct cofi_attention_plan *plan,
+                                                     int64_t n_heads, int64_t dim)
+{
+    return strides_of(plan, plan->local_rows, n_heads, dim);
+}
+
+struct cofi_attention_strides cofi_attention_slot_strides(const struct cofi_attention_plan *plan,
+                                                          int64_t n_heads, int64_t dim)
+{
+    return strides_of(plan, plan->max_rows, n_heads, dim);
 }
 
 static cof_status make_steps(const struct cofi_attention_plan *plan,
                              struct cofi_attention_steps *steps)
 {
-    /* Half of the own section is masked: it may end before all of an owner's keys are here. */
     const struct cofi_attention_steps_spec spec = {
         .layout = plan->layout, .sight = plan->sight, .rank = plan->rank,
-        .gathers = cofi_attention_gathers(plan), .is_exact = plan->dims.elem == COFI_ELEM_F32,
-        .splits = plan->sight.mask == COF_MASK_CAUSAL};
+        .gathers = cofi_attention_gathers(plan), .is_exact = plan->dims.elem == COFI_ELEM_F32};
     return cofi_attention_steps_make(&spec, steps);
 }
 
@@ -54,12 +64,8 @@ static size_t place(const struct cofi_attention_plan *plan,
     const size_t partial_rows = (size_t)steps->partial_rows;
     size_t used = 0;
     *at = (struct cofi_attention_places){.partial = NULL};
-    for (int i = 0; i < (cofi_attention_gathers(plan) ? 1 : 2) && i < steps->n_fetches; i++)
-        at->staging[i] =
-            cofi_attention_take_kv(plan, base, &used, steps->buffer_rows, d->elem);
-    /* A rank without fetches gathers its own keys. */
-    if (cofi_attention_gathers(plan) && steps->n_fetches == 0)
-        at->staging[0] = cofi_attention_take_kv(plan, base, &used, steps->buffer_rows, d->elem);
+    if (cofi_attention_gathers(plan))
+        at->gathered = cofi_attention_take_kv(plan, base, &used, steps->buffer_rows, d->elem);
     at->partial = cofi_take(base, &used, partial_rows * heads * dim_v * e);
     at->partial_lse = cofi_take(base, &used, partial_rows * heads * f);
     if (steps->has_acc)
@@ -74,17 +80,29 @@ static size_t place(const struct cofi_attention_plan *plan,
     return used;
 }
 
+/* Bytes of the ring's receive slots in the arena's data: none for one rank. */
+static size_t place_slots(const struct cofi_attention_plan *plan, struct cofi_kv_buffer slot[2])
+{
+    size_t used = 0;
+    for (int i = 0; i < cofi_grad_slots(plan->n_ranks); i++)
+        slot[i] = cofi_attention_take_kv(plan, NULL, &used, plan->max_rows, plan->dims.elem);
+    return used;
+}
+
 static cof_status lay_out(struct cofi_attention_plan *plan)
 {
     struct cofi_attention_steps steps;
     struct cofi_attention_places at;
+    struct cofi_kv_buffer slot[2];
     size_t used = 0;
     COF_TRY(make_steps(plan, &steps));
     plan->local_bytes = place(plan, &steps, NULL, &at);
     cofi_attention_steps_free(&steps);
-    if (plan->n_ranks > 1)
+    if (cofi_attention_gathers(plan))
         plan->published =
             cofi_attention_take_kv(plan, NULL, &used, plan->max_rows, plan->dims.elem);
+    else
+        used = place_slots(plan, slot);
     plan->symmetric_bytes = used;
     return COF_OK;
 }
@@ -93,10 +111,6 @@ static cof_status check(const struct cofi_attention_plan *plan)
 {
     COF_FAIL_IF(!plan->params.forward_only, COF_ERR_UNSUPPORTED,
                 "attention: backward on CUDA devices is not there yet: set params.forward_only");
-    COF_FAIL_IF(plan->n_ranks > 1 && cofi_config_int(COFI_VAR_FORCE_STAGED) != 0,
-                COF_ERR_UNSUPPORTED,
-                "variable COFUSE_FORCE_STAGED = 1: attention on devices reads the memory of its "
-                "peers");
     return COF_OK;
 }
 
@@ -118,13 +132,16 @@ static struct cofi_attention_shape shape_of(const struct cofi_attention_plan *pl
         .dim_qk = n->dim_qk, .dim_v = n->dim_v, .q_rows = job->pair.q_rows,
         .k_rows = job->pair.k_rows, .band = job->pair.band, .scale = n->scale,
         .q = cofi_attention_compact(plan, n->n_heads, n->dim_qk),
-        .k = cofi_attention_by_rows(plan, n->n_kv_heads, n->dim_qk),
-        .v = cofi_attention_by_rows(plan, n->n_kv_heads, n->dim_v),
+        .k = cofi_attention_slot_strides(plan, n->n_kv_heads, n->dim_qk),
+        .v = cofi_attention_slot_strides(plan, n->n_kv_heads, n->dim_v),
         .o = cofi_attention_by_rows(plan, n->n_heads, n->dim_v),
         .lse_batch = n->n_heads * d->steps.partial_rows, .lse_head = d->steps.partial_rows};
     if (job->step == 0) {
         shape.k = cofi_attention_compact(plan, n->n_kv_heads, n->dim_qk);
         shape.v = cofi_attention_compact(plan, n->n_kv_heads, n->dim_v);
+    } else if (cofi_attention_gathers(plan)) {
+        shape.k = cofi_attention_by_rows(plan, n->n_kv_heads, n->dim_qk);
+        shape.v = cofi_attention_by_rows(plan, n->n_kv_heads, n->dim_v);
     }
     if (job->is_first) {
         shape.o = cofi_attention_compact(plan, n->n_heads, n->dim_v);
@@ -173,18 +190,19 @@ static cof_status open_memory(struct cofi_attention_plan *plan, struct cofi_atte
     if (plan->local_bytes)
         COF_TRY(cofi_cuda_block_make(d->device, is_vmm, plan->local_bytes, &d->memory));
     place(plan, &d->steps, d->memory.base, &d->at);
+    if (!cofi_attention_gathers(plan))
+        place_slots(plan, d->slot);
     if (d->kernels.workspace_bytes)
         COF_TRY(cofi_cuda_block_make(d->device, is_vmm, d->kernels.workspace_bytes,
                                      &d->workspace));
     return COF_OK;
 }
 
-/* C goes before the sections where both have blocks to place: what it launches is small, and
- * others wait for it. */
+/* C goes before the sections where both have blocks to place: in gather it launches small kernels,
+ * and others wait for it. */
 static cof_status open_streams(struct cofi_attention_plan *plan, struct cofi_attention_device *d)
 {
-    cudaEvent_t *events[] = {&d->forked,     &d->joined,   &d->fetched[0],
-                             &d->fetched[1], &d->freed[0], &d->freed[1]};
+    cudaEvent_t *events[] = {&d->begun, &d->turned, &d->joined, &d->sent[0], &d->sent[1]};
     int least, greatest;
     if (plan->n_ranks == 1)
         return COF_OK;
@@ -222,8 +240,7 @@ static cof_status open_plan(struct cofi_attention_plan *plan)
 
 static void close_all(struct cofi_attention_device *d)
 {
-    cudaEvent_t events[] = {d->forked,     d->joined,   d->fetched[0],
-                            d->fetched[1], d->freed[0], d->freed[1]};
+    cudaEvent_t events[] = {d->begun, d->turned, d->joined, d->sent[0], d->sent[1]};
     for (size_t i = 0; i < sizeof events / sizeof events[0]; i++)
         if (events[i])
             cudaEventDestroy(events[i]);
@@ -273,10 +290,10 @@ static cof_status run(struct cofi_attention_plan *plan, const struct cofi_attent
     return run_parts(plan, call, COFI_PART_ALL, stream);
 }
 
-/* Gather up to 2048 rows: below it sections are shorter than the launches of a ring. Of the global
- * shape alone: the two have other bits. */
+/* The default is the ring at every size: it was the faster one from 2048 rows on, where its own
+ * section hides the transfer. */
 static const struct cofi_attention_backend backend = {
-    .name = "cuda", .check = check, .gather_max_rows = 2048, .lay_out = lay_out,
+    .name = "cuda", .check = check, .gather_max_rows = 0, .lay_out = lay_out,
     .describe = describe, .open = open_plan, .close = close_plan, .run = run,
     .run_parts = run_parts};
 

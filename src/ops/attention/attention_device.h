@@ -13,10 +13,10 @@
 
 /* Device memory of a plan, beside what its engines want. */
 struct cofi_attention_places {
-    struct cofi_kv_buffer staging[2]; /* keys of fetch i in i mod 2; in gather all in the first */
-    char *partial;                    /* [partial rows, B, H, Dv] of the data type */
-    float *partial_lse;               /* [B, H, partial rows] */
-    float *acc;                       /* [local rows, B, H, Dv]; NULL: none */
+    struct cofi_kv_buffer gathered; /* gather: keys of all rows of the sequence */
+    char *partial;                  /* [partial rows, B, H, Dv] of the data type */
+    float *partial_lse;             /* [B, H, partial rows] */
+    float *acc;                     /* [local rows, B, H, Dv]; NULL: none */
     /* Tensors of other strides than the compact ones, copied; NULL with only_compact. */
     char *q, *k, *v, *o;
     float *lse;
@@ -28,18 +28,24 @@ struct cofi_attention_device {
     struct cofi_attention_kernels kernels;
     int *kernel; /* by job */
     struct cofi_attention_places at;
+    struct cofi_kv_buffer slot[2]; /* ring: receive slots, in the arena */
     struct cofi_cuda_block memory, workspace;
-    cudaStream_t comm; /* C: transfers, and the kernels that signal and wait; NULL for one rank */
-    cudaEvent_t forked, joined, fetched[2], freed[2];
+    cudaStream_t comm; /* C: transfers; NULL for one rank */
+    cudaEvent_t begun, turned; /* recorded on S */
+    cudaEvent_t joined, sent[2]; /* on C */
     int n_move_blocks, n_finish_blocks;
 };
 
 /* Strides of a compact tensor of the plan's format. */
 struct cofi_attention_strides cofi_attention_compact(const struct cofi_attention_plan *plan,
                                                      int64_t n_heads, int64_t dim);
-/* Of [rows, B, heads, dim], as keys travel and partial results lie. */
+/* Of [rows, B, heads, dim], as partial results lie, and keys in gather. */
 struct cofi_attention_strides cofi_attention_by_rows(const struct cofi_attention_plan *plan,
                                                      int64_t n_heads, int64_t dim);
+
+/* Of keys in a receive slot: those of a compact tensor of max_rows rows. */
+struct cofi_attention_strides cofi_attention_slot_strides(const struct cofi_attention_plan *plan,
+                                                          int64_t n_heads, int64_t dim);
 
 /* Enqueues a forward call, or parts of it, on a stream of the device, the thread's current one. */
 cof_status cofi_attention_device_forward(struct cofi_attention_plan *plan,

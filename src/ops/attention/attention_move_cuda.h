@@ -1,21 +1,19 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* Launchers of the kernels that begin a call of attention, move rows of its tensors and end it, on
- * the current device. */
+/* Launchers of the kernels that begin a call of attention, hand over keys between its sections,
+ * move rows of its tensors and end it, on the current device. */
 #ifndef COFI_ATTENTION_MOVE_CUDA_H
 #define COFI_ATTENTION_MOVE_CUDA_H
 
 #include <cuda_runtime_api.h>
 #include <stdint.h>
 
+#include "device/device_arena.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-struct cofd_arena;
-struct cofd_binding;
-struct cofd_call;
-struct cofd_wait_options;
 
 /* A [batch, row, head, dim] tensor; strides in bytes, the dim contiguous. */
 struct cofi_attention_block {
@@ -33,6 +31,15 @@ struct cofi_attention_move {
     struct cofi_attention_block dst, src;
 };
 
+/* Between two sections of a ring: signals to one rank each, then waits for one each; -1: none. All
+ * waits are for words of this call, the waits' options for their texts. */
+struct cofi_attention_turn {
+    struct cofd_binding *binding;
+    int ready, ack; /* purposes */
+    int ready_to, ack_to, ready_from, ack_from;
+    struct cofd_wait_options ready_wait, ack_wait;
+};
+
 /* The end of a forward call: rows from pad_begin on are padding, o = 0 and lse = -inf. Where the
  * arena is dead, all rows are NaN. */
 struct cofi_attention_finish {
@@ -42,6 +49,8 @@ struct cofi_attention_finish {
     float *lse; /* [batch, head, row]; strides in elements, rows contiguous */
     int64_t lse_batch, lse_head;
     int64_t pad_begin;
+    struct cofd_binding *binding; /* where the end also acks to all other ranks; NULL: does not */
+    int ack;                      /* purpose */
 };
 
 /* Begins the plan's call on its arena, waits for the last one's acks of all other ranks (`acks`, a
@@ -50,6 +59,7 @@ struct cofi_attention_finish {
 cudaError_t cofi_launch_attention_begin(struct cofd_binding *binding, const struct cofd_call *call,
                                         const struct cofd_wait_options *options, int acks, int mark,
                                         cudaStream_t stream);
+cudaError_t cofi_launch_attention_turn(const struct cofi_attention_turn *turn, cudaStream_t stream);
 cudaError_t cofi_launch_attention_move(const struct cofi_attention_move *move, int n_blocks,
                                        cudaStream_t stream);
 cudaError_t cofi_launch_attention_finish(const struct cofi_attention_finish *finish, int n_blocks,

@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* The begin of a call, which alone waits; rows of attention's tensors on their way between tensors
- * of any strides; and the end of a call. */
+/* The begin of a call and its turns, which alone wait; rows of attention's tensors on their way
+ * between tensors of any strides; and the end of a call. */
 #include "device/device_call.h"
 #include "ops/attention/attention_move_cuda.h"
 
@@ -50,6 +50,26 @@ extern "C" __global__ void __launch_bounds__(kCallThreads, 1)
     cofd_block_sync(); /* all have read the mark */
     if (threadIdx.x == 0)
         b->mark[x.mark] = b->epoch;
+}
+
+/* ---- turn ----------------------------------------------------------------------------------- */
+
+/* All signals before any wait: whoever waits for this rank's needs nothing of its waits. */
+extern "C" __global__ void __launch_bounds__(kCallThreads, 1)
+    cofk_attention_turn(const __grid_constant__ struct cofi_attention_turn x)
+{
+    struct cofd_binding *b = x.binding;
+    if (!cofd_block_all(!cofd_is_dead(b->arena)))
+        return;
+    if (x.ready_to >= 0)
+        cofd_call_signal(b, x.ready_to, static_cast<uint32_t>(x.ready));
+    if (x.ack_to >= 0)
+        cofd_call_signal(b, x.ack_to, static_cast<uint32_t>(x.ack));
+    if (x.ready_from >= 0 &&
+        !cofd_call_wait_ready(b, x.ready_from, static_cast<uint32_t>(x.ready), &x.ready_wait))
+        return;
+    if (x.ack_from >= 0)
+        cofd_call_wait_ack(b, x.ack_from, static_cast<uint32_t>(x.ack), b->epoch, &x.ack_wait);
 }
 
 /* ---- move ----------------------------------------------------------------------------------- */
@@ -113,10 +133,13 @@ static __device__ __forceinline__ void fill_rows(const struct cofi_attention_fin
 extern "C" __global__ void __launch_bounds__(kThreads)
     cofk_attention_finish(const __grid_constant__ struct cofi_attention_finish f)
 {
-    if (!cofd_block_all(threadIdx.x != 0 || !cofd_is_told(f.arena)))
+    if (!cofd_block_all(threadIdx.x != 0 || !cofd_is_told(f.arena))) {
         fill_rows(f, 0, 0xffff, __int_as_float(-1));
-    else
-        fill_rows(f, f.pad_begin, 0, -INFINITY);
+        return;
+    }
+    if (f.binding && blockIdx.x == 0)
+        cofd_call_signal(f.binding, COFD_ALL_OTHERS, static_cast<uint32_t>(f.ack));
+    fill_rows(f, f.pad_begin, 0, -INFINITY);
 }
 
 /* ---- launchers ------------------------------------------------------------------------------ */
@@ -142,6 +165,14 @@ cudaError_t cofi_launch_attention_begin(struct cofd_binding *binding, const stru
                             0, stream);
 }
 
+cudaError_t cofi_launch_attention_turn(const struct cofi_attention_turn *turn, cudaStream_t stream)
+{
+    struct cofi_attention_turn x = *turn;
+    void *list[] = {&x};
+    return cudaLaunchKernel((const void *)cofk_attention_turn, dim3(1), dim3(kCallThreads), list, 0,
+                            stream);
+}
+
 cudaError_t cofi_launch_attention_move(const struct cofi_attention_move *move, int n_blocks,
                                        cudaStream_t stream)
 {
@@ -157,6 +188,7 @@ cudaError_t cofi_launch_attention_finish(const struct cofi_attention_finish *fin
 cudaError_t cofi_load_attention_move(void)
 {
     static const void *const kernels[] = {(const void *)cofk_attention_begin,
+                                          (const void *)cofk_attention_turn,
                                           (const void *)cofk_attention_move,
                                           (const void *)cofk_attention_finish};
     cudaError_t error = cudaSuccess;

@@ -1,35 +1,83 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* A forward call on CUDA devices. S is the caller's stream, C the plan's; r this rank. Words, their
- * writers and readers, and when a buffer is free are those of the CPU (attention_ring.c,
- * attention_gather.c). But for its begin all of the protocol is on C, so that S only computes.
+/* A forward call on CUDA devices. S is the caller's stream, C the plan's; r this rank, P ranks.
  *
- * Ring
- *   S  begin, acks | own section | wait fetch 0 | section | merge | wait fetch 1 | section | merge
- *   C  K, V -> arena | announce | wait owner 0 | get | ack | wait owner 1 | get | ack
- *      | wait S: section 0 | wait owner 2 | get ..
- * Gather
- *   S  begin, acks | ................................. wait C | half 0 x prefix | half 1 x prefix
+ * Ring, by push: in step i = 1 .. P-1 this rank's keys go to the reader r+i, and those of the owner
+ * r-i come, each into its reader's receive slot (i-1) mod 2.
+ *   S  begin | own section | turn 1 | section 1, merge | turn 2 | section 2, merge | .. | finish
+ *   C  put 1, put 2        |        |                  |        | put 3            | ..
+ *   begin   waits until all have read this rank's keys of the last call
+ *   turn i  waits for the end of put i, tells reader r+i, and acks section i-1 to the owner of step
+ *           i+1, whose keys come into that slot next; then waits for the keys of owner r-i, and for
+ *           the ack of the reader of step i+1. Behind it put i+1 runs, beside section i; puts 1 and
+ *           2, for whose slots begin has waited, run behind begin
+ *   finish  acks to all
+ * A step in which the reader sees none of the owner's keys has no put and no signal, and nobody
+ * waits on its behalf: both ranks know from the layout. A turn with nothing to do is not launched.
+ *
+ * Why: a section has all multiprocessors, with their registers and shared memory, from its first
+ * block to its last. A kernel on C begins only behind it, whatever its priority, and one that waits
+ * there takes a place that a block of the next section needs. So only copy engines work on C, and
+ * all kernels are on S. With keys fetched by their readers, a call of two ranks took as long as its
+ * sections and its transfer one behind the other: the copy of k and v to where others may read them
+ * is a kernel too.
+ *
+ * Words and buffers (w -> o: stored by w in o's slab)
+ *   KV_READY   owner -> reader   the owner's rows of this call lie in the reader's slot (i-1) mod 2
+ *   KV_ACK     reader -> owner   the slot that this owner uses is free: in turn i-1 to the owner of
+ *                                step i > 2, at the end of a call to all. Puts of steps 1 and 2
+ *                                wait for that of the last call, later ones for that of this call
+ *   slot       in the reader's slab: written by the owner's put, read by section i
+ * No circle: a turn signals before it waits. Turn i needs turns i of others only up to their
+ * signals, behind their sections below i and puts up to i, and put i stands behind turn i-1. This
+ * holds where S and C share one queue of the device too: S waits for puts alone, which wait for
+ * nothing but S, and stand before that.
+ *
+ * Gather: words are those of the CPU (attention_gather.c).
+ *   S  begin | .............................. wait C | half 0 x prefix | half 1 x prefix | finish
  *   C  K, V -> arena | announce | own keys | wait owner, get, ack | ..
  *
- * The own section reads the caller's k and v, and begins at once: it is enqueued before what is on
- * C, which needs a place beside it for its small kernels, and is joined to S at the end. Copies are
- * those of copy engines: sections have the multiprocessors.
+ * Local buffers     written by               read by            free again
+ *   gathered        C                        sections, on S     begin of the next call, on S
+ *   partial         a section, on S          its merges, on S   in the order of S
+ *   acc             merges, on S             later merges       likewise
  *
- * Local buffers     written by                       read by             free again
- *   staging[i mod 2]  fetch i, on C                  section i, on S     event freed[i mod 2]
- *   partial           a section, on S                its merges, on S    in the order of S
- *   acc               merges, on S                   later merges        likewise
- * The next call's fetches begin behind its fork, hence behind all of this call on S.
- *
- * Where the arena is dead, waits are over at once and sections compute what there is; the last
- * kernel, behind both streams, then fills the outputs with NaN. */
+ * Where the arena is dead, waits are over at once, nothing is signalled and sections compute what
+ * there is; the last kernel, behind both streams, then fills the outputs with NaN. */
 #include "core/faults.h"
 #include "ops/attention/attention_forward_cuda.h"
 #include "symm/call_cuda.h"
 #include "symm/options_cuda.h"
 
 /* ---- sections and merges, on S -------------------------------------------------------------- */
+
+/* Of a step of the plan's list, from 1, that of the ring. */
+static int ring_step(const struct cofi_forward *x, int listed)
+{
+    const struct cofi_attention_plan *plan = x->plan;
+    return (plan->rank - x->d->steps.fetches[listed - 1].owner + plan->n_ranks) % plan->n_ranks;
+}
+
+/* K's and V's first row of a job: the caller's, gathered, or in the slot of its owner's step. */
+static void keys_of(const struct cofi_forward *x, const struct cofi_attention_job *job,
+                    const char *kv[2])
+{
+    const struct cofi_attention_plan *plan = x->plan;
+    const struct cofi_attention_dims *n = &plan->dims;
+    const struct cofi_kv_buffer *gathered = &x->d->at.gathered;
+    const int64_t dim[2] = {n->dim_qk, n->dim_v}, row = job->pair.k_begin;
+    for (int is_v = 0; is_v < 2; is_v++) {
+        const int64_t at = row * cofi_forward_elem_bytes(x) *
+                           cofi_attention_compact(plan, n->n_kv_heads, dim[is_v]).row;
+        if (cofi_attention_gathers(plan))
+            kv[is_v] = gathered->local + cofi_kv_at(gathered, is_v, row);
+        else if (job->step == 0)
+            kv[is_v] = (is_v ? x->v : x->k) + at;
+        else
+            kv[is_v] = cofi_arena_data(plan->binding.arena) +
+                       x->d->slot[(ring_step(x, job->step) - 1) & 1].offset[is_v] + at;
+    }
+}
 
 static cof_status section(const struct cofi_forward *x, int idx)
 {
@@ -38,24 +86,19 @@ static cof_status section(const struct cofi_forward *x, int idx)
     const struct cofi_attention_device *d = x->d;
     const struct cofi_attention_job *job = &d->steps.jobs[idx];
     const int64_t element = cofi_forward_elem_bytes(x), q_begin = job->pair.q_begin;
-    const struct cofi_kv_buffer *keys = &d->at.staging[(job->step - 1) & 1];
-    const char *kv[2] = {x->k, x->v};
-    const int64_t dim[2] = {n->dim_qk, n->dim_v};
-    for (int is_v = 0; is_v < 2; is_v++)
-        kv[is_v] = job->step == 0
-                       ? kv[is_v] + job->pair.k_begin * element *
-                                        cofi_attention_compact(plan, n->n_kv_heads, dim[is_v]).row
-                       : keys->local + cofi_kv_at(keys, is_v, job->pair.k_begin);
+    const char *kv[2];
+    keys_of(x, job, kv);
     const char *q = x->q + q_begin * cofi_attention_compact(plan, n->n_heads, n->dim_qk).row *
                                element;
-    const int64_t o_row = cofi_attention_compact(plan, n->n_heads, n->dim_v).row;
-    char *o = job->is_first ? x->o + q_begin * o_row * element : d->at.partial;
+    const int64_t o_row = cofi_attention_compact(plan, n->n_heads, n->dim_v).row * element;
+    char *o = job->is_first ? x->o + q_begin * o_row : d->at.partial;
     float *lse = job->is_first ? x->lse + q_begin : d->at.partial_lse;
     return cofi_attention_kernels_run(&d->kernels, d->kernel[idx], q, kv[0], kv[1], o, lse,
                                       d->workspace.base, x->s);
 }
 
-static cof_status merge(const struct cofi_forward *x, const struct cofi_attention_job *job,
+static cof_status merge(const struct cofi_forward *x,
+                        const struct cofi_attention_job *job,
                         const struct cofi_attention_merged *part)
 {
     const struct cofi_attention_plan *plan = x->plan;
@@ -85,70 +128,57 @@ static cof_status merge(const struct cofi_forward *x, const struct cofi_attentio
     return cofi_attention_merge(&m, x->s);
 }
 
-/* A job and its merges; `read` (NULL: none) is recorded when its keys have been read. */
-static cof_status run_job(const struct cofi_forward *x, int idx, cudaEvent_t read)
+/* A job and its merges. */
+static cof_status run_job(const struct cofi_forward *x, int idx)
 {
     const struct cofi_attention_job *job = &x->d->steps.jobs[idx];
     if (x->parts & COFI_PART_SECTIONS)
         COF_TRY(section(x, idx));
-    if (read)
-        COF_CUDA(cudaEventRecord(read, x->s));
     for (int i = 0; i < job->n_merges && (x->parts & COFI_PART_MERGES); i++)
         COF_TRY(merge(x, job, &x->d->steps.merged[job->first_merge + i]));
     return COF_OK;
 }
 
-/* All jobs of a step. */
-static cof_status run_step(const struct cofi_forward *x, int step)
+/* All jobs of a step of the plan's list; 0: own keys. */
+static cof_status run_listed(const struct cofi_forward *x, int listed)
 {
     const struct cofi_attention_steps *steps = &x->d->steps;
-    const bool refills = x->c && step > 0 && step + 1 < steps->n_fetches;
-    int last = -1;
     for (int i = 0; i < steps->n_jobs; i++)
-        last = steps->jobs[i].step == step ? i : last;
-    for (int i = 0; i <= last; i++)
-        if (steps->jobs[i].step == step)
-            COF_TRY(run_job(x, i, refills && i == last ? x->d->freed[(step - 1) & 1] : NULL));
+        if (steps->jobs[i].step == listed)
+            COF_TRY(run_job(x, i));
     return COF_OK;
 }
 
 /* ---- schedules ------------------------------------------------------------------------------ */
 
-static cof_status wait_fetched(const struct cofi_forward *x, int slot)
+/* Puts are enqueued behind the section that hides them, so that S has work first. */
+static cof_status ring(struct cofi_forward *x)
 {
-    if (x->c && !COFI_FAULT(ARRIVAL_WAIT, x->plan->rank))
-        COF_CUDA(cudaStreamWaitEvent(x->s, x->d->fetched[slot], 0));
+    int listed = 1;
+    COF_TRY(run_listed(x, 0));
+    COF_TRY(cofi_forward_put(x, 1));
+    COF_TRY(cofi_forward_put(x, 2));
+    for (int step = 1; step < x->plan->n_ranks; step++) {
+        COF_TRY(cofi_forward_turn(x, step));
+        if (listed <= x->d->steps.n_fetches && ring_step(x, listed) == step)
+            COF_TRY(run_listed(x, listed++));
+        if (step > 1)
+            COF_TRY(cofi_forward_put(x, step + 1));
+    }
     return COF_OK;
 }
 
-static cof_status ring(const struct cofi_forward *x)
+static cof_status gather(struct cofi_forward *x)
 {
-    COF_TRY(run_step(x, 0));
     if (x->c)
-        COF_TRY(cofi_forward_publish(x));
-    COF_TRY(cofi_forward_fetch(x, 0));
-    COF_TRY(cofi_forward_fetch(x, 1));
-    for (int i = 0; i < x->d->steps.n_fetches; i++) {
-        COF_TRY(wait_fetched(x, i & 1));
-        COF_TRY(run_step(x, i + 1));
-        COF_TRY(cofi_forward_fetch(x, i + 2));
-    }
-    return COF_OK;
-}
-
-static cof_status gather(const struct cofi_forward *x)
-{
-    if (x->c) {
-        COF_TRY(cofi_forward_publish(x));
         COF_TRY(cofi_forward_gather(x));
-    }
-    COF_TRY(wait_fetched(x, 0));
-    return run_step(x, 1);
+    if (!COFI_FAULT(ARRIVAL_WAIT, x->plan->rank))
+        COF_TRY(cofi_forward_join(x));
+    return run_listed(x, 1);
 }
 
 /* ---- begin and end -------------------------------------------------------------------------- */
 
-/* On S, where the first section cannot have taken all multiprocessors yet. */
 static cof_status begin(const struct cofi_forward *x)
 {
     struct cofi_attention_plan *plan = x->plan;
@@ -157,32 +187,15 @@ static cof_status begin(const struct cofi_forward *x)
     const struct cofd_wait_options options =
         cofi_wait_options(b->arena, "keys of the last call read");
     struct cofd_call c;
-    cofi_cuda_call_make(b, &call, &c);
-    const int acks = COFI_FAULT(KV_ACK_WAIT, plan->rank) ? -1 : COFI_KV_ACK;
-    return cofi_forward_launched(x, __FILE_NAME__, __LINE__, x->s,
-                                 cofi_launch_attention_begin(b->on_device, &c, &options, acks,
-                                                             COFI_KV_MARK, x->s),
-                                 "begin");
-}
-
-static cof_status fork_comm(struct cofi_forward *x)
-{
     if (!x->c)
         return COF_OK;
-    COF_TRY(begin(x));
-    COF_CUDA(cudaEventRecord(x->d->forked, x->s));
-    COF_CUDA(cudaStreamWaitEvent(x->c, x->d->forked, 0));
-    x->is_forked = true;
-    return COF_OK;
-}
-
-static cof_status join_comm(const struct cofi_forward *x)
-{
-    if (!x->is_forked)
-        return COF_OK;
-    COF_TRY(cofi_cuda_call_end(&x->plan->binding, x->c));
-    COF_CUDA(cudaEventRecord(x->d->joined, x->c));
-    COF_CUDA(cudaStreamWaitEvent(x->s, x->d->joined, 0));
+    cofi_cuda_call_make(b, &call, &c);
+    const int acks = COFI_FAULT(KV_ACK_WAIT, plan->rank) ? -1 : COFI_KV_ACK;
+    COF_TRY(cofi_forward_launched(x, __FILE_NAME__, __LINE__, x->s,
+                                  cofi_launch_attention_begin(b->on_device, &c, &options, acks,
+                                                              COFI_KV_MARK, x->s),
+                                  "begin"));
+    COF_CUDA(cudaEventRecord(x->d->begun, x->s));
     return COF_OK;
 }
 
@@ -192,18 +205,19 @@ cof_status cofi_attention_device_forward(struct cofi_attention_plan *plan,
 {
     struct cofi_attention_device *d = plan->device;
     struct cofi_forward x = {.plan = plan, .d = d, .call = call, .s = stream,
-                        .c = parts & COFI_PART_TRANSFER ? d->comm : NULL, .parts = parts};
+                             .c = parts & COFI_PART_TRANSFER ? d->comm : NULL, .parts = parts};
     if (plan->params.only_compact)
         COF_TRY(cofi_forward_check(&x));
     cof_status status = cofi_forward_take(&x);
     if (status == COF_OK)
-        status = fork_comm(&x);
+        status = begin(&x);
     if (status == COF_OK)
         status = (cofi_attention_gathers(plan) ? gather : ring)(&x);
     if (status != COF_OK) /* half a call: the others are told */
         cofi_arena_fail(plan->binding.arena, status);
-    cof_status joined = join_comm(&x);
-    status = status != COF_OK ? status : joined;
-    cof_status finished = cofi_forward_finish(&x);
-    return status != COF_OK ? status : finished;
+    cof_status ended = cofi_forward_join(&x);
+    status = status != COF_OK ? status : ended;
+    ended = cofi_forward_finish(&x);
+    status = status != COF_OK ? status : ended;
+    return status != COF_OK || !x.c ? status : cofi_cuda_call_end(&plan->binding, x.s);
 }

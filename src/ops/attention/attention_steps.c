@@ -113,25 +113,6 @@ static void add_fetch(struct making *m, struct cofi_attention_fetch f)
     add_pairs(m, &f);
 }
 
-static void add_fetches(struct making *m, const struct cofi_attention_fetch *f)
-{
-    const cof_layout *l = &m->spec->layout;
-    struct cofi_attention_fetch part = *f;
-    int64_t second = cof_layout_halves(l) > 1 ? cof_layout_half_start(l, f->owner, 1) : INT64_MAX;
-    if (!m->spec->splits || m->steps->n_fetches > 0 || f->n_ranges != 1 ||
-        second <= f->rows[0].begin || second >= f->rows[0].end) {
-        add_fetch(m, *f);
-        return;
-    }
-    part.rows[0].end = second;
-    part.has_more = true;
-    add_fetch(m, part);
-    part.rows[0] = (struct cofi_rows_range){second, f->rows[0].end};
-    part.has_more = false;
-    part.is_more = true;
-    add_fetch(m, part);
-}
-
 static void add_steps(struct making *m)
 {
     const struct cofi_attention_steps_spec *spec = m->spec;
@@ -149,7 +130,7 @@ static void add_steps(struct making *m)
             fetch_to_global(&spec->layout, &f);
             s->fetches[s->n_fetches++] = f;
         } else {
-            add_fetches(m, &f);
+            add_fetch(m, f);
         }
     }
     if (spec->gathers) {

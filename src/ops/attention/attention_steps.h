@@ -12,8 +12,6 @@
  * rows of the sequence, and a range lies at `to`. */
 struct cofi_attention_fetch {
     int owner, n_ranges;
-    bool is_more;  /* of the owner of the fetch before: it has published already */
-    bool has_more; /* more of this owner comes next: it is not told yet that all is read */
     struct cofi_rows_range rows[2]; /* local rows of the owner */
     int64_t to[2];                  /* row of the buffer */
 };
@@ -51,8 +49,6 @@ struct cofi_attention_steps_spec {
     int rank;
     bool gathers;
     bool is_exact; /* results lie in fp32 anyway: no accumulator */
-    bool splits;   /* ring: the first owner's two halves are fetched, and computed, one by one: only
-                      the own section hides them */
 };
 
 /* COF_ERR_NOMEM: nothing is kept. */

@@ -138,7 +138,7 @@ cof_status cofi_forward_finish(const struct cofi_forward *x)
     const struct cofi_attention_call *call = x->call;
     const int64_t f = sizeof(float), rows = plan->local_rows, element = cofi_forward_elem_bytes(x);
     if (rows == 0 || x->parts != COFI_PART_ALL)
-        return COF_OK;
+        return cofi_forward_ack_all(x);
     if (x->o != call->o.data)
         COF_TRY(move(x,
                      &(struct cofi_attention_move){extent_of(x, n->n_heads, n->dim_v * element),
@@ -157,7 +157,9 @@ cof_status cofi_forward_finish(const struct cofi_forward *x)
         .arena = plan->binding.arena->on_device, .n = extent_of(x, n->n_heads, n->dim_v * element),
         .o = block_of(&call->o, element), .lse = call->lse, .lse_batch = call->lse_batch_stride,
         .lse_head = call->lse_head_stride,
-        .pad_begin = cof_layout_valid_rows(&plan->layout, plan->rank)};
+        .pad_begin = cof_layout_valid_rows(&plan->layout, plan->rank),
+        .binding = cofi_forward_acks_all(x) ? plan->binding.on_device : NULL,
+        .ack = COFI_KV_ACK};
     return cofi_forward_launched(
         x, __FILE_NAME__, __LINE__, x->s,
         cofi_launch_attention_finish(&end, x->d->n_finish_blocks, x->s), "finish");
