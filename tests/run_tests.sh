@@ -116,8 +116,8 @@ done
 # attention_cpu run in its checks too. The negative controls take two tests.
 one_thread='allreduce_rmsnorm_args|allreduce_rmsnorm_ref|attention_args|attention_cpu|attention_ref'
 one_thread+='|bench|check_memory|core|dlpack|gemm|gemm_bits|grad_return_args'
-one_thread+='|layout|memory|npy|option_table|pin|safetensors|trimul_args|trimul_ref|trimul_ref_rules|vec'
-one_thread+='|vec_exact|vec_gate'
+one_thread+='|layout|memory|npy|option_table|pin|safetensors|trimul_args|trimul_ref'
+one_thread+='|trimul_ref_rules|vec|vec_exact|vec_gate'
 has_test() { # has_test PRESET UNIT
     case $1 in
     tsan) [[ ! $2 =~ ^($one_thread)$ ]] ;;

@@ -84,7 +84,7 @@ typedef struct cof_grad_return_params {
     int driver_wait; /* CUDA, with `peers`: 1 (COF_DRIVER_WAIT): the driver waits for epoch words,
                         see below */
     int max_ctas;    /* CUDA: blocks a kernel of a call may take, of which it uses at most 128; 0:
-                        as many, but for a few, where another plan's on another stream find room */
+                        as many, but for a few that another plan's on another stream find free */
 } cof_grad_return_params;
 #ifdef __cplusplus
 #define COF_GRAD_RETURN_PARAMS_INIT {sizeof(cof_grad_return_params)}

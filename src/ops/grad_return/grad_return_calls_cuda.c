@@ -110,6 +110,18 @@ static struct cofi_gr_tensor tensor_of(const struct cofi_gr_view *view)
     return t;
 }
 
+/* Nothing between its elements; of one batch entry or head the stride does not count. */
+static bool is_compact(const struct cofi_grad_return_plan *plan, const struct cofi_gr_view *view)
+{
+    const int64_t batch = plan->params.n_batch, heads = plan->params.n_heads;
+    for (int is_v = 0; is_v < 2; is_v++)
+        if ((heads > 1 && view->head_stride[is_v] != plan->dim[is_v]) ||
+            (batch > 1 && view->batch_stride[is_v] != heads * plan->dim[is_v]) ||
+            view->row_stride[is_v] != batch * heads * plan->dim[is_v])
+            return false;
+    return true;
+}
+
 static enum cofi_gr_elem elem_of(enum cofi_elem elem)
 {
     return elem == COFI_ELEM_BF16 ? COFI_GR_BF16 : elem == COFI_ELEM_F16 ? COFI_GR_F16
@@ -159,7 +171,9 @@ static void set_call(struct cofi_grad_return_plan *plan, const struct cofi_gr_ca
         .partial = tensor_of(&call->partial), .out = tensor_of(&call->out),
         .own = rows_of(plan, plan->rank),
         .own_halves = cofi_gr_halves(&plan->layout, call->args, plan->rank, plan->rank),
-        .grain = st->grain, .acc = st->acc, .acc_v = st->acc_v,
+        .grain = st->grain,
+        .is_compact = is_compact(plan, &call->partial) && is_compact(plan, &call->out),
+        .acc = st->acc, .acc_v = st->acc_v,
         .partial_elem = elem_of(plan->partial), .wire_elem = elem_of(plan->wire),
         .out_elem = elem_of(plan->elem)};
     cofi_cuda_call_make(&plan->binding, &c, &k->call.grid.call);

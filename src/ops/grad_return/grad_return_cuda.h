@@ -38,6 +38,7 @@ struct cofi_gr_kernel {
     struct cofi_gr_rows own;
     uint32_t own_halves; /* bit per half: the own partial is added */
     int32_t grain;       /* elements */
+    bool is_compact;     /* partials and outputs have nothing between their elements */
     uint64_t acc_v;      /* floats in acc before those of dV */
     float *acc;          /* sums; not touched between two ranks in a whole call */
     enum cofi_gr_elem partial_elem, wire_elem, out_elem;

@@ -64,25 +64,40 @@ struct cofi_gr_at {
     int32_t row, batch, head, in_head; /* in_head: grains */
 };
 
-/* Grain g of n_rows rows. */
-COFI_GR_FN struct cofi_gr_at cofi_gr_find(const struct cofi_gr_shape shape[2], int32_t n_rows,
-                                          uint32_t g)
+/* Grain g of n_rows rows: all but batch, head and place in it. */
+COFI_GR_FN struct cofi_gr_at cofi_gr_find_row(const struct cofi_gr_shape shape[2], int32_t n_rows,
+                                              uint32_t g)
 {
     struct cofi_gr_at at;
     const uint32_t n_k = (uint32_t)n_rows * shape[0].row.by;
     at.is_v = g >= n_k;
     at.in_slot = at.is_v ? g - n_k : g;
+    at.row = (int32_t)cofi_gr_divide(at.in_slot, at.is_v ? shape[1].row : shape[0].row);
+    at.batch = at.head = at.in_head = 0;
+    return at;
+}
+
+COFI_GR_FN struct cofi_gr_at cofi_gr_find(const struct cofi_gr_shape shape[2], int32_t n_rows,
+                                          uint32_t g)
+{
+    struct cofi_gr_at at = cofi_gr_find_row(shape, n_rows, g);
     const struct cofi_gr_shape s = at.is_v ? shape[1] : shape[0];
-    const uint32_t row = cofi_gr_divide(at.in_slot, s.row);
-    const uint32_t in_row = at.in_slot - row * s.row.by;
+    const uint32_t in_row = at.in_slot - (uint32_t)at.row * s.row.by;
     const uint32_t batch = cofi_gr_divide(in_row, s.batch);
     const uint32_t in_batch = in_row - batch * s.batch.by;
     const uint32_t head = cofi_gr_divide(in_batch, s.head);
-    at.row = (int32_t)row;
     at.batch = (int32_t)batch;
     at.head = (int32_t)head;
     at.in_head = (int32_t)(in_batch - head * s.head.by);
     return at;
+}
+
+/* Grains before that of `at` in a compact tensor that has its row as number `row`. */
+COFI_GR_FN int64_t cofi_gr_compact(const struct cofi_gr_shape shape[2], const struct cofi_gr_at *at,
+                                   int64_t row)
+{
+    const uint32_t by = at->is_v ? shape[1].row.by : shape[0].row.by;
+    return (int64_t)at->in_slot + (row - at->row) * (int64_t)by;
 }
 
 /* ---- rows ----------------------------------------------------------------------------------- */

@@ -25,6 +25,19 @@ COFK_INLINE int64_t cofk_element(const struct cofi_gr_tensor &t, const struct co
            (int64_t)at.in_head * grain;
 }
 
+/* Tensors that are compact, as usual, take no division but that by a row. */
+COFK_INLINE struct cofi_gr_at cofk_find(const struct cofi_gr_kernel &k, int32_t n_rows, uint32_t g)
+{
+    return k.is_compact ? cofi_gr_find_row(k.shape, n_rows, g) : cofi_gr_find(k.shape, n_rows, g);
+}
+
+/* Elements before a grain of eight of a tensor that has its row as number `row`. */
+COFK_INLINE int64_t cofk_eight(const struct cofi_gr_kernel &k, const struct cofi_gr_tensor &t,
+                               const struct cofi_gr_at &at, int64_t row)
+{
+    return k.is_compact ? 8 * cofi_gr_compact(k.shape, &at, row) : cofk_element(t, at, row, 8);
+}
+
 /* Of an output's grain: how it comes about. */
 enum { COFK_SLOT = 1, COFK_OWN = 2, COFK_PADDING = 4, COFK_CHANGES = 8 };
 
@@ -40,14 +53,14 @@ COFK_INLINE bool cofk_is_last(const struct cofi_gr_kernel &k, struct cofd_gr_ite
 }
 
 COFK_INLINE struct cofk_sum cofk_plan_sum(const struct cofi_gr_kernel &k, struct cofd_gr_item item,
-                                          uint32_t g)
+                                          const struct cofi_gr_at &at)
 {
     const struct cofi_gr_step &step = k.step[item.step <= COFI_GR_CUDA_STEPS ? item.step - 1 : 0];
     const bool adds = (k.call.parts & COFD_GR_ADD) && item.step < k.call.grid.n_ranks &&
                       !((k.call.parts & COFD_GR_LEAVE_LAST) &&
                         item.step == k.call.grid.n_ranks - 1);
     struct cofk_sum sum;
-    sum.at = cofi_gr_find(k.shape, k.own.n_rows, g);
+    sum.at = at;
     sum.own_row = cofi_gr_source(&k.own, sum.at.row);
     sum.flags = adds && sum.at.row >= step.sum_begin && sum.at.row < step.sum_end ? COFK_SLOT : 0;
     if (sum.own_row < 0)
@@ -148,14 +161,14 @@ template <class Partial, class Wire, class Out> struct cofk_fast {
                                                       int64_t row) const
     {
         return k.partial.data[at.is_v] +
-               cofk_element(k.partial, at, row, 8) * (4 / Partial::per_word);
+               cofk_eight(k, k.partial, at, row) * (4 / Partial::per_word);
     }
 
     /* Padding between two halves travels as zeros. */
     __device__ __forceinline__ char *load_push(const struct cofi_gr_step &step, uint32_t g,
                                                struct cofk_grain<Partial> *x) const
     {
-        const struct cofi_gr_at at = cofi_gr_find(k.shape, step.rows.n_rows, g);
+        const struct cofi_gr_at at = cofk_find(k, step.rows.n_rows, g);
         if (at.row < step.push_begin || at.row >= step.push_end)
             return nullptr;
         const int64_t row = cofi_gr_source(&step.rows, at.row);
@@ -198,7 +211,7 @@ template <class Partial, class Wire, class Out> struct cofk_fast {
     __device__ __forceinline__ char *target(const struct cofi_gr_at &at, bool is_last) const
     {
         return is_last ? k.out.data[at.is_v] +
-                             cofk_element(k.out, at, at.row, 8) * (4 / Out::per_word)
+                             cofk_eight(k, k.out, at, at.row) * (4 / Out::per_word)
                        : (char *)cofk_acc(k, at);
     }
 
@@ -226,7 +239,8 @@ template <class Partial, class Wire, class Out> struct cofk_fast {
             flags[u] = 0;
             if (g >= sum_end)
                 continue;
-            const struct cofk_sum sum = cofk_plan_sum(k, sum_item, g);
+            const struct cofk_sum sum =
+                cofk_plan_sum(k, sum_item, cofk_find(k, k.own.n_rows, g));
             flags[u] = sum.flags;
             sum_to[u] = target(sum.at, is_last);
             if (sum.flags & COFK_SLOT)
@@ -326,7 +340,8 @@ struct cofk_any {
             push_grain(k.step[push_item.step - 1], push);
         if (sum_at >= sum_end)
             return;
-        const struct cofk_sum sum = cofk_plan_sum(k, sum_item, sum_at);
+        const struct cofk_sum sum =
+            cofk_plan_sum(k, sum_item, cofi_gr_find(k.shape, k.own.n_rows, sum_at));
         if (sum.flags & COFK_CHANGES)
             sum_grain(k.step[in <= COFI_GR_CUDA_STEPS ? in - 1 : 0], in > 1,
                       cofk_is_last(k, sum_item), sum);
@@ -469,8 +484,8 @@ cudaError_t cofi_gr_launch(const void *entry, const struct cofi_gr_kernel *kerne
 {
     void *arguments[] = {(void *)kernel};
     const bool is_apart = kernel->call.parts & COFD_GR_APART;
-    return cudaLaunchKernel(entry, dim3(kernel->call.cut.n_lanes * (is_apart ? 2 : 1)), dim3(COFI_GR_THREADS), arguments,
-                            0, stream);
+    const uint32_t n_blocks = kernel->call.cut.n_lanes * (is_apart ? 2 : 1);
+    return cudaLaunchKernel(entry, dim3(n_blocks), dim3(COFI_GR_THREADS), arguments, 0, stream);
 }
 
 cudaError_t cofi_gr_launch_wait(struct cofd_arena *arena, const struct cofd_binding *binding,

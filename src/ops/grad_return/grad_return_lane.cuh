@@ -154,6 +154,15 @@ COFD_FN int32_t cofd_gr_freed_for(const struct cofd_gr_call *c, int32_t step)
     return step + 2 <= c->grid.n_ranks - 1 ? step + 2 : (step - 1) % 2 + 1;
 }
 
+/* Whether one thread of the block may have something to wait for. */
+COFD_FN bool cofd_gr_waits(const struct cofd_gr_call *c, struct cofd_gr_item push,
+                           struct cofd_gr_item sum)
+{
+    const uint32_t parts = cofd_gr_parts(c);
+    return ((parts & COFD_GR_WAIT_FREE) && push.step != 0 && push.piece == 0) ||
+           ((parts & COFD_GR_WAIT_READY) && sum.step != 0);
+}
+
 /* One thread, after a barrier of the block. */
 COFD_FN void cofd_gr_signal(const struct cofd_gr_call *c, const struct cofd_grid *g, uint32_t lane,
                             struct cofd_gr_item push, struct cofd_gr_item sum)
@@ -181,11 +190,15 @@ COFD_FN bool cofd_gr_run_lane(const struct cofd_gr_call *c, const struct cofd_gr
     for (int64_t n = n_pushes > 0 ? -1 : 0; n < end; n++) {
         const struct cofd_gr_item push = cofd_gr_item(c, c->first_push, n + 1, n_pushes);
         const struct cofd_gr_item sum = cofd_gr_item(c, c->first_sum, n, n_sums);
-        bool ok = true;
-        if (cofd_thread() == 0)
-            ok = cofd_gr_wait_free(c, g, lane, push, last) && cofd_gr_wait_ready(c, g, lane, sum);
-        if (!cofd_block_all(ok))
-            return false;
+        /* Else the others go on beside the thread that signals. */
+        if (cofd_gr_waits(c, push, sum)) {
+            bool ok = true;
+            if (cofd_thread() == 0)
+                ok = cofd_gr_wait_free(c, g, lane, push, last) &&
+                     cofd_gr_wait_ready(c, g, lane, sum);
+            if (!cofd_block_all(ok))
+                return false;
+        }
         io.move(push, sum);
         cofd_block_sync();
         if (cofd_thread() == 0)
