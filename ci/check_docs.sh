@@ -29,7 +29,7 @@ checks() {
     row+='"failed": ([0-9]+), "skipped": ([0-9]+), "exit": [0-9]+, "seconds": ([0-9.]+)\},?$'
     for file in bench/results/*.json; do
         grep -q '"rows": \[' "$file" 2>/dev/null || continue
-        printf '\n%s\n' "From \`$file\` (\`tests/run_gpu.sh\`):"
+        printf '\n%s\n' "From \`$file\` ($(sed -nE 's/^ *"command": "(.*)",$/\1/p' "$file")):"
         printf '\n%s\n' "$(sed -nE 's/^ *"date": "([0-9-]*).*/\1/p' "$file"), $(
             sed -nE 's/.*"n_gpus": ([0-9]+), "driver": "([^"]*)".*/devices: \1, driver \2/p' \
                 "$file")."
