@@ -6,8 +6,8 @@
  *     O = softmax(scale * Q K^T + mask) V         LSE = log sum exp(scale * Q K^T + mask)
  *
  * per batch entry and head, over the whole sequence; every rank holds some rows of the sequence
- * (layout.h) of q, k, v, o and their gradients. Keys and values are read one-sided from their
- * owners and overlapped with the computation; dK and dV go home to their owners.
+ * (layout.h) of q, k, v, o and their gradients. Keys and values travel one-sided, while the ranks
+ * compute; dK and dV go home to their owners.
  *
  * Letters: B batch, S global rows, S_local = cof_layout_local_rows() of this rank, H query heads,
  * Hkv key/value heads (query head h uses kv head h / (H/Hkv)), Dqk and Dv head dims.
@@ -39,8 +39,9 @@ typedef enum cof_attention_format {
 
 /** How keys and values travel. */
 typedef enum cof_attention_schedule {
-    COF_SCHEDULE_DEFAULT = 0, /* gather up to 512 rows (CUDA: 2048), else ring */
-    COF_SCHEDULE_RING = 1,    /* step i reads the owner rank - i, two staging buffers */
+    COF_SCHEDULE_DEFAULT = 0, /* gather up to 512 rows on CPUs, else ring */
+    COF_SCHEDULE_RING = 1,    /* step i has the keys of rank - i, in one of two buffers: the rank
+                                 reads them; on CUDA devices their owner puts them there */
     COF_SCHEDULE_GATHER = 2   /* all keys are staged, then each chunk meets a prefix: O(S) memory */
 } cof_attention_schedule;
 

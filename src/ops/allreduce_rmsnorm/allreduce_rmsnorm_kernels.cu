@@ -9,8 +9,8 @@
  *              ranks that have no row to sum only their announcement tells
  *
  * Nothing that an earlier kernel of the stream wrote is touched before cofd_wait_earlier_kernels.
- * Blocks of the next kernel may take their places at once where this one is small, else as blocks
- * end; there they wait the same way. */
+ * Blocks of the next kernel may take their places at once where this one is small, else when all of
+ * its blocks have ended; there they wait the same way. */
 #include "ops/allreduce_rmsnorm/allreduce_rmsnorm_exchange.cuh"
 
 /* Of a block, in shared memory; the row's sums follow. */

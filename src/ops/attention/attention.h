@@ -53,7 +53,7 @@ struct cofi_rows_range {
     int64_t begin, end;
 };
 
-/* The owner's local rows that `rank` needs, in up to two ranges, in order: what it fetches. */
+/* The owner's local rows that `rank` needs, in up to two ranges, in order: those that travel. */
 int cofi_attention_needed(const cof_layout *layout, const struct cofi_sight *sight, int rank,
                           int owner, struct cofi_rows_range rows_out[2]);
 /* From the first to the last of them: what it contributes a gradient to, zero where it has none.
@@ -66,7 +66,7 @@ struct cofi_attention_call;
 
 /* Parts of a forward call on a device, for benches; a call has all. */
 enum {
-    COFI_PART_TRANSFER = 1, /* publishing and fetching, with their waits */
+    COFI_PART_TRANSFER = 1, /* what moves keys between ranks, with its waits and signals */
     COFI_PART_SECTIONS = 2,
     COFI_PART_MERGES = 4,
     COFI_PART_ALL = 7
@@ -109,7 +109,7 @@ struct cofi_attention_plan {
     size_t symmetric_bytes, local_bytes, saved_bytes; /* lay_out's */
     struct cofi_binding binding;
     uint64_t n_empty; /* calls without a row on any rank */
-    struct cofi_kv_buffer published; /* this rank's K, V, in the arena */
+    struct cofi_kv_buffer published; /* this rank's K, V, in the arena; not in CUDA's ring */
 
     /* The CPU's. */
     struct cofi_cpu_stream *comm;      /* fetches, and sums of returned gradients */

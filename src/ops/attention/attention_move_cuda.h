@@ -14,7 +14,6 @@
 extern "C" {
 #endif
 
-
 /* A [batch, row, head, dim] tensor; strides in bytes, the dim contiguous. */
 struct cofi_attention_block {
     char *data;

@@ -18,9 +18,9 @@
  * Why: a section has all multiprocessors, with their registers and shared memory, from its first
  * block to its last. A kernel on C begins only behind it, whatever its priority, and one that waits
  * there takes a place that a block of the next section needs. So only copy engines work on C, and
- * all kernels are on S. With keys fetched by their readers, a call of two ranks took as long as its
- * sections and its transfer one behind the other: the copy of k and v to where others may read them
- * is a kernel too.
+ * all kernels are on S. Keys that readers fetch have to be copied to where others may read them,
+ * by a kernel too, and nothing lay under a section: at S = 8192, P = 2 a call took 553 us, its
+ * sections 343, its transfer 183 and its merge 16. By puts it takes 381. (Two H200, 2026-11-30.)
  *
  * Words and buffers (w -> o: stored by w in o's slab)
  *   KV_READY   owner -> reader   the owner's rows of this call lie in the reader's slot (i-1) mod 2

@@ -8,8 +8,9 @@
 
 #include "ops/attention/attention.h"
 
-/* Rows of an owner's keys, one range behind the other in a buffer. In gather the buffer has all
- * rows of the sequence, and a range lies at `to`. */
+/* Rows of an owner's keys that come: one range behind the other in a receive slot, where the owner
+ * puts them. In gather this rank fetches them, a range to row `to` of a buffer that has all rows of
+ * the sequence. */
 struct cofi_attention_fetch {
     int owner, n_ranges;
     struct cofi_rows_range rows[2]; /* local rows of the owner */
@@ -17,8 +18,8 @@ struct cofi_attention_fetch {
 };
 
 /* Query rows against key rows: local rows of both where step = 0, in which the keys are the rank's
- * own; in step i the key rows are those of the buffer of fetch i-1. In gather there is one step, 1,
- * when all fetches have arrived. */
+ * own; in step i the key rows are those of the slot that has fetch i-1. In gather there is one
+ * step, 1, when all fetches have arrived. */
 struct cofi_attention_job {
     int step;
     bool is_first; /* its result is stored as that of its rows; else merged with what there is */

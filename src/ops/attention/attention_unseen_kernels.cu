@@ -33,15 +33,18 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     }
 }
 
+/* What this launch returns, not an earlier error of the caller's. */
 cudaError_t cofi_launch_attention_unseen(const struct cofi_attention_unseen *u, cudaStream_t stream)
 {
+    struct cofi_attention_unseen copy = *u;
+    void *list[] = {&copy};
     int64_t n = u->n_batch * (u->rows_before + u->rows_behind) * u->n_heads;
     int64_t blocks = (n + kThreads / kWarp - 1) / (kThreads / kWarp);
     if (n == 0)
         return cudaSuccess;
-    cofk_attention_unseen<<<static_cast<unsigned>(blocks < kMaxBlocks ? blocks : kMaxBlocks),
-                            kThreads, 0, stream>>>(*u);
-    return cudaGetLastError();
+    const dim3 n_blocks(static_cast<unsigned>(blocks < kMaxBlocks ? blocks : kMaxBlocks));
+    return cudaLaunchKernel((const void *)cofk_attention_unseen, n_blocks, dim3(kThreads), list, 0,
+                            stream);
 }
 
 cudaError_t cofi_load_attention_unseen(void)

@@ -50,7 +50,7 @@ const void *cofi_gr_kernel_fast(enum cofi_gr_elem out, bool partial_f32, bool wi
 const void *cofi_gr_kernel_any(void);
 const void *cofi_gr_kernel_wait(void);
 
-/* One block of COFI_GR_THREADS for each lane. */
+/* A block of COFI_GR_THREADS for each lane, or two (COFD_GR_APART). */
 cudaError_t cofi_gr_launch(const void *entry, const struct cofi_gr_kernel *kernel,
                            cudaStream_t stream);
 

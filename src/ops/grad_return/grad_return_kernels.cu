@@ -5,9 +5,10 @@
  * One kernel makes a whole call, for all sizes. Stores of multiprocessors reach 366 of the copy
  * engine's 388 GB/s between two H200, and need for it neither contiguous rows nor partials in the
  * wire's type; a call of pieces by copy engine would have a signal, a wait and a sum to launch for
- * each, 2 us apiece, where 64 KB have 10 us in all. One loop stores a piece to the peer and adds
- * the one before: the link is the narrow place (366 GB/s, against 1.8 TB/s of its own memory that a
- * sum beside it takes), and whatever else the loop does hides behind it. (H200, 2026-11-29.)
+ * each, 2 us apiece, where 64 KB have 10 us in all. The link is the narrow place (366 GB/s, against
+ * 1.8 TB/s of its own memory that a sum beside it takes): while one piece is stored to the peer,
+ * one that came is added, by a block beside the one that stores or in the same loop, and hides
+ * behind it. (H200, 2026-11-29.)
  *
  * Calls by section, the staged form and the caller's memory take several launches of the same
  * kernel, each with some of the parts. */

@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
 /* The way home of gradients on devices: the protocol of grad_return_exchange.h, in every lane by
- * itself. A lane is a block on each rank and its pieces of all rows (grad_return_grains.h); lanes
- * share nothing but the beginning and the end of a call. C++ and CUDA.
+ * itself. A lane is a block or two on each rank, and its pieces of all rows (grad_return_grains.h);
+ * lanes share nothing but the beginning and the end of a call. C++ and CUDA.
  *
  * Words (w -> o: stored by w in o's slab, in the plan's tagged data: zero at first and after a
  * reset; a 32-byte sector each)
@@ -24,9 +24,9 @@
  * Item n of a call is piece n mod n_pieces of step 1 + n / n_pieces. In a whole call a lane is two
  * blocks on each rank: one stores items, the other sums them (COFD_GR_APART); they share nothing,
  * and the one's release of what it stored, some microseconds on a busy link, holds up no sum. A
- * block that has both parts stores item n+1 and sums item n in one loop. All waits are for items
- * with lower numbers, and every block goes through the items in the same order: no cycle where all
- * blocks run at once. */
+ * block that has both parts stores item n+1 and sums item n in one loop. The sum of an item waits
+ * for its store, and a store for sums with lower numbers; every block goes through the items in the
+ * same order: no cycle where all blocks run at once. */
 #ifndef COFI_GRAD_RETURN_LANE_CUH
 #define COFI_GRAD_RETURN_LANE_CUH
 

@@ -19,7 +19,6 @@ struct cofi_gr_cuda {
     const void *fast, *any; /* kernels; fast: NULL where a grain is one element */
     bool by_steps;          /* several launches a call: by section, staged, the caller's memory */
     bool is_staged;         /* rows get into another rank's memory by put and get alone */
-    bool has_acc;
     cudaStream_t comm;      /* by_steps: sums */
     cudaEvent_t fork, joined;
     struct cofi_cuda_block local;
