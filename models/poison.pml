@@ -14,7 +14,9 @@
  * is dead (cofd_is_dead of src/device/spin.h). Then a word that is there needs no look at poison,
  * and one more look at the word may follow the last look at poison, as cofd_wait does it.
  * COPIES_GO_ON: a copy engine cannot look; the copies of later calls still come, over what is being
- * read. LOOK_AFTER_READ: readers therefore look at poison again when they have read (cofd_is_told).
+ * read, from ranks that failed and from ranks that were told. LOOK_AFTER_READ: readers therefore
+ * look at poison again when they have read. PASS_ON: who is told tells all before its copies go on,
+ * for who failed may not have come to them yet (cofd_is_told). DEVICE: all that kernels do.
  *
  * check: holds P=2 CALLS=3 DEADLINES=2 DEATHS=1
  * check: holds P=3 CALLS=2 DEADLINES=1 DEATHS=0
@@ -24,7 +26,12 @@
  * check: full holds P=3 CALLS=2 DEADLINES=0 DEATHS=1
  * check: holds SILENT LOOK_BEFORE_WORD WORD_AFTER_LOOK P=2 CALLS=3 DEADLINES=2 DEATHS=1
  * check: holds SILENT LOOK_BEFORE_WORD WORD_AFTER_LOOK P=3 CALLS=2 DEADLINES=1 DEATHS=0
- * check: holds SILENT COPIES_GO_ON LOOK_AFTER_READ P=2 CALLS=3 DEADLINES=2 DEATHS=1
+ * check: holds SILENT COPIES_GO_ON LOOK_AFTER_READ PASS_ON P=2 CALLS=3 DEADLINES=2 DEATHS=1
+ * check: holds SILENT COPIES_GO_ON LOOK_AFTER_READ PASS_ON P=3 CALLS=2 DEADLINES=1 DEATHS=0
+ * check: full holds DEVICE P=3 CALLS=3 DEADLINES=1 DEATHS=0
+ * check: full holds DEVICE P=3 CALLS=1 DEADLINES=2 DEATHS=0
+ * check: full holds DEVICE P=3 CALLS=1 DEADLINES=1 DEATHS=1
+ * check: refuted SILENT COPIES_GO_ON LOOK_AFTER_READ P=3 CALLS=2 DEADLINES=1 DEATHS=0
  * check: refuted SILENT COPIES_GO_ON P=2 CALLS=2 DEADLINES=1 DEATHS=0
  * check: refuted NO_POISON P=2 CALLS=2 DEADLINES=1 DEATHS=0
  * check: refuted RELEASE_BEFORE_POISON P=2 CALLS=2 DEADLINES=1 DEATHS=0
@@ -32,6 +39,15 @@
  * check: refuted WORD_AFTER_LOOK P=3 CALLS=2 DEADLINES=0 DEATHS=1
  * check: refuted POISON_BEFORE_TEXT P=2 CALLS=1 DEADLINES=1 DEATHS=0
  * check: refuted NO_HANGUP_LOOK P=2 CALLS=1 DEADLINES=0 DEATHS=1 */
+
+#ifdef DEVICE
+#define SILENT
+#define LOOK_BEFORE_WORD
+#define WORD_AFTER_LOOK
+#define COPIES_GO_ON
+#define LOOK_AFTER_READ
+#define PASS_ON
+#endif
 
 #define AT(slab, writer) ((slab) * P + (writer))
 #define PEER(r, i) (((r) + (i)) % P)
@@ -70,29 +86,35 @@ inline write_text(r)
 }
 
 /* A store: where two ranks fail, the later code stands, and has a text behind it too. */
-inline poison_one(r, q)
+inline poison_one(q, code)
 {
-    d_step { poison[q] = r + 1; i++ }
+    d_step { poison[q] = code; i++ }
 }
 
-inline poison_all(r)
+inline poison_all(r, code)
 {
     i = 0;
     do
-    :: i < P -> poison_one(r, i)
+    :: i < P -> poison_one(i, code)
     :: d_step { i == P -> i = 0; told[r] = true };
         break
     od
 }
 
-/* Words of the call in progress, whatever has become of their data; P is 2 or 3. */
+/* Copies of the next call; P is 2 or 3. */
+inline copies_go_on(r, e)
+{
+    d_step { data[AT(PEER(r, 1), r)] = e + 1; data[AT(PEER(r, P - 1), r)] = e + 1 }
+}
+
+/* Words of the call in progress, whatever has become of their data. */
 inline release(r, e)
 {
 #ifndef SILENT
     d_step { ready[AT(PEER(r, 1), r)] = e; ready[AT(PEER(r, P - 1), r)] = e }
 #endif
 #ifdef COPIES_GO_ON
-    d_step { data[AT(PEER(r, 1), r)] = e + 1; data[AT(PEER(r, P - 1), r)] = e + 1 }
+    copies_go_on(r, e);
 #endif
     skip
 }
@@ -104,22 +126,30 @@ inline fail(r, e)
 #elif defined(RELEASE_BEFORE_POISON)
     write_text(r);
     release(r, e);
-    poison_all(r);
+    poison_all(r, r + 1);
 #elif defined(POISON_BEFORE_TEXT)
-    poison_all(r);
+    poison_all(r, r + 1);
     write_text(r);
     release(r, e);
 #else
     write_text(r);
-    poison_all(r);
+    poison_all(r, r + 1);
     release(r, e);
 #endif
     goto failed
 }
 
+/* The code is read once: a later one that comes meanwhile may be replaced. */
 inline take_poison(r)
 {
     assert(text[poison[r] - 1] == WHOLE);
+#ifdef PASS_ON
+    taken = poison[r];
+    poison_all(r, taken);
+#endif
+#ifdef COPIES_GO_ON
+    copies_go_on(r, e);
+#endif
     goto failed
 }
 
@@ -158,12 +188,18 @@ inline forget()
     e = 0;
     k = 0;
     i = 0;
+#ifdef PASS_ON
+    taken = 0;
+#endif
     seen = false
 }
 
 proctype rank(byte r)
 {
     byte e = 1, k = 1, i;
+#ifdef PASS_ON
+    byte taken;
+#endif
     bool seen;
     {
         do
