@@ -311,7 +311,7 @@ def _run_ranks(options, n_ranks, document):
             document["results"].append(_result(cases, call, fixed))
 
 
-def _table(document):
+def table_of(document):
     """Markdown; ± is half the spread between process sets."""
     names = ("cofuse", "torch", "torch-f32")
     lines = ["| N | D | ranks | call | " + " | ".join(f"{n} ms" for n in names) + " | ratio |",
@@ -353,7 +353,7 @@ def main():
         _run_ranks(options, n_ranks, document)
         if options.json:  # after each rank count, so that a long run is not lost
             write_json(options.json, document)
-    print(_table(document))
+    print(table_of(document))
     for failure in document["failures"]:
         print(f"failed: {failure}", file=sys.stderr)
     return 1 if document["failures"] else 0

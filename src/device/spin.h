@@ -95,7 +95,7 @@ COFD_FN bool cofd_is_in_another_call(const struct cofd_wait *w)
            cofd_load_acquire_sys(&r->call) == call;
 }
 
-/* This rank's copies go on when it is dead, and the one that failed may not have told all by now. */
+/* This rank's copies go on when it is dead, and who failed may not have told all others by now. */
 COFD_RARE void cofd_pass_on(const struct cofd_arena *a, uint64_t code)
 {
     COFD_ONE_BY_ONE
@@ -104,7 +104,7 @@ COFD_RARE void cofd_pass_on(const struct cofd_arena *a, uint64_t code)
 }
 
 /* Whether the arena is dead, or another rank has said so. For the end of a call as well: copy
- * engines do not look, so the copies of a rank that failed, or took its poison, may have overwritten
+ * engines do not look, so the copies of a rank that failed, or took poison, may have overwritten
  * what this one read, but poison came first (models/poison.pml, LOOK_AFTER_READ, PASS_ON). */
 COFD_FN bool cofd_is_told(struct cofd_arena *a)
 {
