@@ -184,6 +184,13 @@ static void refuse_forward(struct fixture *f)
     CALL_REFUSED(cof_trimul_forward, mask.dtype = COF_BF16, COF_ERR_INVALID,
                  "mask: dtype bf16, wanted f32");
     CALL_REFUSED(cof_trimul_forward, mask.ndim = 4, COF_ERR_INVALID, "mask: ndim = 4, wanted 3");
+    CALL_REFUSED(cof_trimul_forward, mask.shape = NULL, COF_ERR_INVALID, "mask: shape is NULL");
+    CALL_REFUSED(cof_trimul_forward, (dims[2] = 5, mask.shape = dims), COF_ERR_INVALID,
+                 "mask: dim 2 (Nj) = 5, wanted 6");
+    CALL_REFUSED(cof_trimul_forward, (strides[2] = 0, mask.strides = strides), COF_ERR_INVALID,
+                 "mask: stride of dim 2 (Nj) = 0 makes elements overlap");
+    CALL_REFUSED(cof_trimul_forward, (strides[2] = -1, mask.strides = strides),
+                 COF_ERR_UNSUPPORTED, "mask: stride of dim 2 (Nj) = -1, wanted >= 0");
     CALL_REFUSED(cof_trimul_forward, (strides[3] = 2, x.strides = strides), COF_ERR_UNSUPPORTED,
                  "x: stride of the last dim (D) = 2, wanted 1");
     CALL_REFUSED(cof_trimul_forward, (strides[2] = 7, x.strides = strides), COF_ERR_INVALID,

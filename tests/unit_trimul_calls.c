@@ -126,36 +126,64 @@ static bool is_equal(const void *a, const void *b, int64_t n)
     return !memcmp(a, b, (size_t)n * sizeof(float));
 }
 
-/* x with its rows and columns the other way round in memory and a pitch; out likewise. */
+/* Row `row` of a view [2, 10, 10, ...]. */
+static float *row_of(const cof_tensor *view, int64_t row)
+{
+    return (float *)view->data + row / 100 * view->strides[0] +
+           row / 10 % 10 * view->strides[1] + row % 10 * view->strides[2];
+}
+
+/* Rows as in a compact tensor, poison between them; it is poison then. */
+static void check_rows(const cof_tensor *view, const float *compact, int64_t n_floats,
+                       const char *name)
+{
+    const unsigned char *bytes = view->data;
+    int n_bad = 0;
+    for (int64_t row = 0; row < 200; row++) {
+        CHECK(is_equal(row_of(view, row), compact + row * 12, 12), "%s: row %d", name, (int)row);
+        memset(row_of(view, row), 0xff, 12 * sizeof(float));
+    }
+    for (int64_t i = 0; i < n_floats * 4; i++)
+        n_bad += bytes[i] != 0xff;
+    CHECK(n_bad == 0, "%s: %d bytes written between rows", name, n_bad);
+}
+
+/* Every tensor in strides of its own. */
 static void test_strides(void)
 {
+    enum { MASK, X, RESIDUAL, DOUT, OUT, DX, N_VIEWS, N_FLOATS = 4096 };
+    static int64_t strides[N_VIEWS][4] = {
+        [MASK] = {100, 1, 10}, /* rows and columns the other way round */
+        [X] = {1700, 17, 170, 1},
+        [RESIDUAL] = {12, 24, 240, 1}, /* batch entries side by side */
+        [DOUT] = {2000, 13, 140, 1},
+        [OUT] = {1500, 140, 14, 1},
+        [DX] = {13, 300, 28, 1}};
+    static float memory[N_VIEWS][N_FLOATS];
     struct local l;
     struct test_tri_problem p = problem_of(COF_F32, 10, 1);
+    p.n_batch = p.params.n_batch = 2;
     local_open(&l, &p);
-    const int64_t n = p.n, d = p.params.dim, pitch = d + 5;
-    int64_t strides[4] = {n * n * pitch, pitch, n * pitch, 1};
-    float *x = calloc((size_t)(n * n * pitch), 4), *out = calloc((size_t)(n * n * pitch), 4);
-    for (int64_t i = 0; i < n; i++)
-        for (int64_t j = 0; j < n; j++)
-            memcpy(x + i * pitch + j * n * pitch, l.t.x + (i * n + j) * d, (size_t)d * 4);
-    cof_tensor x_view = l.part.x, out_view = l.part.out;
-    x_view.data = x;
-    out_view.data = out;
-    x_view.strides = out_view.strides = strides;
+    const cof_tensor *own[N_VIEWS] = {&l.part.mask, &l.part.x,   &l.part.residual,
+                                      &l.part.dout, &l.part.out, &l.part.dx};
+    cof_tensor view[N_VIEWS];
+    memset(memory, 0xff, sizeof memory);
+    for (int i = 0; i < N_VIEWS; i++) {
+        const int64_t width = i == MASK ? 1 : 12;
+        view[i] = *own[i];
+        view[i].data = memory[i];
+        view[i].strides = strides[i];
+        for (int64_t row = 0; row < 200 && i < OUT; row++)
+            memcpy(row_of(&view[i], row), (const float *)own[i]->data + row * width,
+                   (size_t)width * sizeof(float));
+    }
     cof_trimul_args args = l.part.args;
-    args.x = &x_view;
-    args.out = &out_view;
+    args.x = &view[X], args.mask = &view[MASK], args.residual = &view[RESIDUAL];
+    args.out = &view[OUT], args.dout = &view[DOUT], args.dx = &view[DX];
     CHECK_OK(cof_trimul_forward(l.plan, &args, COF_STREAM_NOW));
-    for (int64_t i = 0; i < n; i++)
-        for (int64_t j = 0; j < n; j++) {
-            const float *row = out + i * pitch + j * n * pitch;
-            CHECK(is_equal(row, (float *)l.part.out.data + (i * n + j) * d, d), "row %d, %d",
-                  (int)i, (int)j);
-            for (int64_t k = d; k < pitch; k++)
-                CHECK(row[k] == 0, "between rows %d, %d", (int)i, (int)j);
-        }
-    free(x);
-    free(out);
+    CHECK_OK(cof_trimul_backward(l.plan, &args, COF_STREAM_NOW));
+    check_rows(&view[OUT], l.part.out.data, N_FLOATS, "out");
+    check_rows(&view[DX], l.part.dx.data, N_FLOATS, "dx");
     local_close(&l);
 }
 

@@ -149,8 +149,9 @@ typedef struct cof_trimul_grads {
 #endif
 
 /**
- * Tensors of a call, local. Strides: any, with a contiguous last dim and no overlap. forward leaves
- * dout, dx and grads alone, backward out and in_place: both may be given the same struct.
+ * Tensors of a call, local. Strides: any without overlap, with a contiguous last dim of those that
+ * have D. forward leaves dout, dx and grads alone, backward out and in_place: both may be given the
+ * same struct.
  *
  *   x         [B, Ni, Nj, D]
  *   mask      [B, Ni, Nj], mask_dtype; NULL: ones

@@ -16,21 +16,38 @@ struct named {
 
 /* ---- tensors -------------------------------------------------------------------------------- */
 
-/* [B, Ni, Nj, D], or without D; `shape` has all four. Dims of one entry have no stride that counts:
- * they get 0. */
-static cof_status read_tensor(const struct named *named, cof_dtype dtype, int ndim,
-                              const int64_t shape[4], struct cofi_tri_tensor *out)
+/* [B, Ni, Nj, D]. Dims of one entry have no stride that counts: they get 0. */
+static cof_status read_tensor(const struct named *named, cof_dtype dtype, const int64_t shape[4],
+                              struct cofi_tri_tensor *out)
 {
     static const char *const dims[] = {"B", "Ni", "Nj", "D"};
     const cof_tensor *t = named->tensor;
     int64_t stride[8];
-    struct cofi_tensor_rule rule = {named->name, dtype, ndim, shape, dims};
+    struct cofi_tensor_rule rule = {named->name, dtype, 4, shape, dims};
     COF_TRY(cofi_tensor_check(t, &rule));
     cofi_tensor_strides(t, stride);
     out->data = cofi_tensor_data(t);
     for (int i = 0; i < 3; i++)
         out->stride[i] = shape[i] > 1 ? stride[i] * cofi_dtype_bytes(dtype) : 0;
     return COF_OK;
+}
+
+/* [B, Ni, Nj]: checked as [B, Ni, Nj, 1], so that Nj may have any stride. */
+static cof_status read_mask(const cof_tensor *mask, cof_dtype dtype, const int64_t x_shape[4],
+                            struct cofi_tri_tensor *out)
+{
+    const int64_t wanted[] = {x_shape[0], x_shape[1], x_shape[2], 1};
+    int64_t shape[4] = {[3] = 1}, stride[4] = {[3] = 1};
+    cof_tensor wide = *mask;
+    COF_FAIL_IF(mask->ndim != 3, COF_ERR_INVALID, "mask: ndim = %d, wanted 3", mask->ndim);
+    COF_FAIL_IF(!mask->shape, COF_ERR_INVALID, "mask: shape is NULL");
+    memcpy(shape, mask->shape, 3 * sizeof *shape);
+    if (mask->strides)
+        memcpy(stride, mask->strides, 3 * sizeof *stride);
+    wide.ndim = 4;
+    wide.shape = shape;
+    wide.strides = mask->strides ? stride : NULL;
+    return read_tensor(&(struct named){"mask", &wide}, dtype, wanted, out);
 }
 
 static bool is_same(const struct cofi_tri_tensor *a, const struct cofi_tri_tensor *b)
@@ -156,9 +173,9 @@ static cof_status read_forward(const cof_trimul_args *a, const struct shapes *s,
                        residual = {"residual", a->residual}, saved = {"saved", a->saved};
     COF_FAIL_IF(a->in_place != 0 && a->in_place != 1, COF_ERR_INVALID,
                 "args.in_place = %d: wanted 0 or 1", a->in_place);
-    COF_TRY(read_tensor(&out, s->dtype, 4, s->x, &call->out));
+    COF_TRY(read_tensor(&out, s->dtype, s->x, &call->out));
     if (a->residual)
-        COF_TRY(read_tensor(&residual, s->dtype, 4, s->x, &call->residual));
+        COF_TRY(read_tensor(&residual, s->dtype, s->x, &call->residual));
     COF_FAIL_IF(a->in_place && !is_same(&call->x, &call->out) && s->x[0] * s->x[1] * s->x[2] > 0,
                 COF_ERR_INVALID, "out: not x itself, wanted with args.in_place = 1");
     if (!a->in_place)
@@ -178,11 +195,11 @@ static cof_status read_backward(const struct cofi_tri_plan *plan, const cof_trim
     const struct named x = {"x", a->x}, mask = {"mask", a->mask}, dout = {"dout", a->dout},
                        dx = {"dx", a->dx}, saved = {"saved", a->saved};
     struct cofi_tri_tensor residual = {0};
-    COF_TRY(read_tensor(&dout, s->dtype, 4, s->x, &call->dout));
-    COF_TRY(read_tensor(&dx, s->dtype, 4, s->x, &call->dx));
+    COF_TRY(read_tensor(&dout, s->dtype, s->x, &call->dout));
+    COF_TRY(read_tensor(&dx, s->dtype, s->x, &call->dx));
     if (a->residual) {
         const struct named named = {"residual", a->residual};
-        COF_TRY(read_tensor(&named, s->dtype, 4, s->x, &residual));
+        COF_TRY(read_tensor(&named, s->dtype, s->x, &residual));
     }
     call->add_dout = is_same(&residual, &call->x);
     if (!is_same(&call->dx, &call->dout))
@@ -203,9 +220,9 @@ static cof_status read_call(const struct cofi_tri_plan *plan, const cof_trimul_a
     COF_TRY(cofi_sized_read(&a, sizeof a, COFI_SIZE_THROUGH(cof_trimul_args, in_place), given,
                             "args"));
     COF_TRY(read_sizes(plan, &a, &s, call));
-    COF_TRY(read_tensor(&(struct named){"x", a.x}, s.dtype, 4, s.x, &call->x));
+    COF_TRY(read_tensor(&(struct named){"x", a.x}, s.dtype, s.x, &call->x));
     if (a.mask)
-        COF_TRY(read_tensor(&(struct named){"mask", a.mask}, s.mask_dtype, 3, s.x, &call->mask));
+        COF_TRY(read_mask(a.mask, s.mask_dtype, s.x, &call->mask));
     COF_TRY(read_saved(plan, a.saved, call));
     return backward ? read_backward(plan, &a, &s, call) : read_forward(&a, &s, call);
 }

@@ -23,20 +23,20 @@ static cof_dtype dtype_of(const struct cofi_tm_case *c, int which)
     return which == COFI_TM_T_MASK && c->mask_dtype ? COF_F32 : cofi_tm_dtype(c);
 }
 
-static void choose_strides(int layout, int which, struct cofi_tm_view *v)
+static void choose_strides(int layout, struct cofi_tm_view *v)
 {
-    int64_t gap = layout == COFI_TM_PITCHED, *s = v->strides;
+    const int64_t gap = layout == COFI_TM_PITCHED, *shape = v->shape;
+    int64_t *s = v->strides;
     s[3] = 1;
-    if (layout == COFI_TM_TRANSPOSED && which != COFI_TM_T_MASK) {
-        s[1] = v->shape[3];
-        s[2] = v->shape[1] * s[1];
+    if (layout == COFI_TM_TRANSPOSED) {
+        s[1] = shape[3];
+        s[2] = shape[1] * s[1];
+        s[0] = shape[2] * s[2];
     } else {
-        s[2] = v->shape[3] + (which == COFI_TM_T_MASK ? 0 : 3 * gap);
-        s[1] = v->shape[2] * s[2] + 5 * gap;
+        s[2] = shape[3] + 3 * gap;
+        s[1] = shape[2] * s[2] + 5 * gap;
+        s[0] = shape[1] * s[1] + 7 * gap;
     }
-    s[0] = v->shape[1] * v->shape[2] * v->shape[3];
-    if (layout != COFI_TM_TRANSPOSED || which == COFI_TM_T_MASK)
-        s[0] = v->shape[1] * s[1] + 7 * gap;
 }
 
 static cof_status open_view(cof_world *world, const struct cofi_tm_local *local, int which,
@@ -47,7 +47,7 @@ static cof_status open_view(cof_world *world, const struct cofi_tm_local *local,
     int64_t shape[] = {local->n_batch, local->block.n_rows, local->block.n_cols,
                        is_mask ? 1 : c->d};
     memcpy(v->shape, shape, sizeof shape);
-    choose_strides(c->layout, which, v);
+    choose_strides(c->layout, v);
     v->shift = c->layout == COFI_TM_PITCHED ? 3 : 0;
     int64_t n = v->shift; /* up to the last element, no gap behind it */
     if (shape[0] && shape[1] && shape[2])

@@ -98,10 +98,11 @@ const float *cofi_tri_mask(struct cofi_tri_tile *t)
         return NULL;
     float *row = cofi_tri_take_floats(t, t->n);
     zero_outside(t, row);
-    cofi_vec_load(t->vec, t->plan->mask_elem, row + t->begin,
-                  cofi_tri_at(mask, t->b, t->i - t->st->shape.own.row,
-                              t->j0 + t->begin - t->st->shape.own.col),
-                  t->end - t->begin);
+    for (int64_t j = t->begin; j < t->end; j++) /* columns have any stride */
+        cofi_vec_load(t->vec, t->plan->mask_elem, row + j,
+                      cofi_tri_at(mask, t->b, t->i - t->st->shape.own.row,
+                                  t->j0 + j - t->st->shape.own.col),
+                      1);
     return row;
 }
 
