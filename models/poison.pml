@@ -16,7 +16,7 @@
  * COPIES_GO_ON: a copy engine cannot look; the copies of later calls still come, over what is being
  * read, from ranks that failed and from ranks that were told. LOOK_AFTER_READ: readers therefore
  * look at poison again when they have read. PASS_ON: who is told tells all before its copies go on,
- * for who failed may not have come to them yet (cofd_is_told). DEVICE: all that kernels do.
+ * for who failed may not have come to them yet (cofd_pass_on). DEVICE: all that kernels do.
  *
  * check: holds P=2 CALLS=3 DEADLINES=2 DEATHS=1
  * check: holds P=3 CALLS=2 DEADLINES=1 DEATHS=0

@@ -95,27 +95,27 @@ COFD_FN bool cofd_is_in_another_call(const struct cofd_wait *w)
            cofd_load_acquire_sys(&r->call) == call;
 }
 
-/* This rank's copies go on when it is dead, and who failed may not have told all others by now. */
-COFD_RARE void cofd_pass_on(const struct cofd_arena *a, uint64_t code)
-{
-    COFD_ONE_BY_ONE
-    for (int i = 1; i < a->n_ranks; i++)
-        cofd_store_release_sys(&a->control[(a->rank + i) % a->n_ranks]->poison.value, code);
-}
-
 /* Whether the arena is dead, or another rank has said so. For the end of a call as well: copy
- * engines do not look, so the copies of a rank that failed, or took poison, may have overwritten
- * what this one read, but poison came first (models/poison.pml, LOOK_AFTER_READ, PASS_ON). */
+ * engines do not look, so the copies of a rank that failed may have overwritten what this one read,
+ * but its poison came first (models/poison.pml, LOOK_AFTER_READ). */
 COFD_FN bool cofd_is_told(struct cofd_arena *a)
 {
     if (cofd_is_dead(a))
         return true;
-    const uint64_t code = cofd_load_acquire_sys(&a->control[a->rank]->poison.value);
-    if (code == 0)
+    if (cofd_load_acquire_sys(&a->control[a->rank]->poison.value) == 0)
         return false;
-    cofd_pass_on(a, code); /* before `dead`, behind which copies go on */
     cofd_claim_gpu(&a->dead, 1);
     return true;
+}
+
+/* One thread, at the end of a kernel that found the arena dead and that copies follow: those go on,
+ * and who failed may not have told all others by now (models/poison.pml, PASS_ON). */
+COFD_FN void cofd_pass_on(const struct cofd_arena *a)
+{
+    const uint64_t code = cofd_load_acquire_sys(&a->control[a->rank]->poison.value);
+    COFD_ONE_BY_ONE
+    for (int i = 1; code != 0 && i < a->n_ranks; i++)
+        cofd_store_release_sys(&a->control[(a->rank + i) % a->n_ranks]->poison.value, code);
 }
 
 /* What ends this wait: a status to fail with, COFD_IS_DEAD, or 0. Another rank's poison is taken by

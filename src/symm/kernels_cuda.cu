@@ -35,12 +35,13 @@ extern "C" __global__ void cofk_runtime_wait(struct cofd_arena *a, int peer, int
                                              const __grid_constant__ struct cofd_wait_options o)
 {
     if (cofd_is_dead(a))
-        return;
+        return cofd_pass_on(a);
     uint64_t count = ++a->awaited[(uint64_t)word * (uint64_t)a->n_ranks + (uint64_t)peer];
     const struct cofi_line *line =
         cofd_line(a, a->rank, a->user_words_offset, (uint32_t)word, peer);
     const struct cofd_wait wait = {a, nullptr, peer, COFI_COUNT, &line->value, count, &o};
-    cofd_wait(&wait);
+    if (!cofd_wait(&wait))
+        cofd_pass_on(a);
 }
 
 /* ---- copies --------------------------------------------------------------------------------- */
@@ -130,6 +131,13 @@ extern "C" __global__ void __launch_bounds__(kCopyThreads)
 
 /* ---- words and calls ------------------------------------------------------------------------ */
 
+/* All threads of a block: what it has come to, before copies follow. */
+static __device__ __forceinline__ void end_with(const struct cofd_arena *a, bool is_alive)
+{
+    if (!is_alive && threadIdx.x == 0)
+        cofd_pass_on(a);
+}
+
 extern "C" __global__ void cofk_runtime_set_words(struct cofd_arena *a, uint64_t words_offset,
                                                   uint32_t purpose, uint64_t value)
 {
@@ -139,7 +147,7 @@ extern "C" __global__ void cofk_runtime_set_words(struct cofd_arena *a, uint64_t
 extern "C" __global__ void __launch_bounds__(kCallThreads, 1)
     cofk_runtime_call_begin(struct cofd_binding *b, const __grid_constant__ struct cofd_call call)
 {
-    cofd_call_begin(b, &call);
+    end_with(b->arena, cofd_call_begin(b, &call));
 }
 
 extern "C" __global__ void __launch_bounds__(kCallThreads, 1)
@@ -160,16 +168,16 @@ extern "C" __global__ void __launch_bounds__(kCallThreads, 1)
     cofk_runtime_call_wait_ready(const struct cofd_binding *b, int writer, uint32_t purpose,
                                  const __grid_constant__ struct cofd_wait_options o)
 {
-    if (cofd_block_all(!cofd_is_dead(b->arena)))
-        cofd_call_wait_ready(b, writer, purpose, &o);
+    end_with(b->arena, cofd_block_all(!cofd_is_dead(b->arena)) &&
+                           cofd_call_wait_ready(b, writer, purpose, &o));
 }
 
 extern "C" __global__ void __launch_bounds__(kCallThreads, 1)
     cofk_runtime_call_wait_ack(const struct cofd_binding *b, int writer, uint32_t purpose, int mark,
                                const __grid_constant__ struct cofd_wait_options o)
 {
-    if (cofd_block_all(!cofd_is_dead(b->arena)))
-        cofd_call_wait_ack(b, writer, purpose, b->mark[mark], &o);
+    end_with(b->arena, cofd_block_all(!cofd_is_dead(b->arena)) &&
+                           cofd_call_wait_ack(b, writer, purpose, b->mark[mark], &o));
 }
 
 extern "C" __global__ void cofk_runtime_call_mark(struct cofd_binding *b, int mark)

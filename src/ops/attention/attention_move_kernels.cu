@@ -42,14 +42,17 @@ extern "C" __global__ void __launch_bounds__(kCallThreads, 1)
     cofk_attention_begin(const __grid_constant__ struct begin x)
 {
     struct cofd_binding *b = x.binding;
-    if (!cofd_call_begin(b, &x.call))
-        return;
-    if (x.acks >= 0 && !cofd_call_wait_ack(b, COFD_ALL_OTHERS, static_cast<uint32_t>(x.acks),
-                                           b->mark[x.mark], &x.options))
-        return;
+    const bool is_alive =
+        cofd_call_begin(b, &x.call) &&
+        (x.acks < 0 || cofd_call_wait_ack(b, COFD_ALL_OTHERS, static_cast<uint32_t>(x.acks),
+                                          b->mark[x.mark], &x.options));
     cofd_block_sync(); /* all have read the mark */
-    if (threadIdx.x == 0)
+    if (threadIdx.x != 0)
+        return;
+    if (is_alive)
         b->mark[x.mark] = b->epoch;
+    else
+        cofd_pass_on(b->arena);
 }
 
 /* ---- turn ----------------------------------------------------------------------------------- */
@@ -59,17 +62,19 @@ extern "C" __global__ void __launch_bounds__(kCallThreads, 1)
     cofk_attention_turn(const __grid_constant__ struct cofi_attention_turn x)
 {
     struct cofd_binding *b = x.binding;
-    if (!cofd_block_all(!cofd_is_dead(b->arena)))
-        return;
-    if (x.ready_to >= 0)
+    bool is_alive = cofd_block_all(!cofd_is_dead(b->arena));
+    if (is_alive && x.ready_to >= 0)
         cofd_call_signal(b, x.ready_to, static_cast<uint32_t>(x.ready));
-    if (x.ack_to >= 0)
+    if (is_alive && x.ack_to >= 0)
         cofd_call_signal(b, x.ack_to, static_cast<uint32_t>(x.ack));
-    if (x.ready_from >= 0 &&
-        !cofd_call_wait_ready(b, x.ready_from, static_cast<uint32_t>(x.ready), &x.ready_wait))
-        return;
-    if (x.ack_from >= 0)
-        cofd_call_wait_ack(b, x.ack_from, static_cast<uint32_t>(x.ack), b->epoch, &x.ack_wait);
+    if (is_alive && x.ready_from >= 0)
+        is_alive = cofd_call_wait_ready(b, x.ready_from, static_cast<uint32_t>(x.ready),
+                                        &x.ready_wait);
+    if (is_alive && x.ack_from >= 0)
+        is_alive = cofd_call_wait_ack(b, x.ack_from, static_cast<uint32_t>(x.ack), b->epoch,
+                                      &x.ack_wait);
+    if (!is_alive && threadIdx.x == 0)
+        cofd_pass_on(b->arena);
 }
 
 /* ---- move ----------------------------------------------------------------------------------- */

@@ -377,9 +377,13 @@ template <class Turns> struct cofk_mover {
     }
 };
 
-/* What a dead arena leaves of the outputs. */
+/* What a dead arena leaves of the outputs. In staged form copies may follow. */
 static __device__ __noinline__ void cofk_fill_lane(const struct cofi_gr_kernel &k)
 {
+    if (threadIdx.x == 0)
+        cofd_pass_on(k.call.grid.arena);
+    if (!(cofd_gr_parts(&k.call) & COFD_GR_FINISH))
+        return;
     const int bytes = k.out_elem == COFI_GR_F32 ? 4 : 2;
     for (uint32_t piece = 0; piece < k.call.cut.n_pieces; piece++) {
         uint32_t g, end;
@@ -408,8 +412,7 @@ template <class Turns> COFK_INLINE void cofk_run(const struct cofi_gr_kernel &k)
     if (is_alive)
         is_alive = cofd_gr_run_lane(&k.call, &g, last, mover);
     if (!is_alive) {
-        if (parts & COFD_GR_FINISH)
-            cofk_fill_lane(k);
+        cofk_fill_lane(k);
     } else if (parts & COFD_GR_BEGIN) {
         cofd_grid_end(&g);
     }
