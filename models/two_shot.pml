@@ -5,19 +5,20 @@
  *
  * A row is UNITS units, each of which arrives as a whole, data and tag; nothing orders one unit
  * after another. TWO_SHOT: of T rows rank o owns row o. Everybody stores row o of x into its place
- * for rows of x at the owner; the owner has all units of all ranks, sums, and stores the units of
- * the sum into everybody's place for its sums. ONE_SHOT: everybody stores a row into the same place
- * for rows of x, of all others. All places come in halves, by the epoch's parity. Each call sends
- * every peer a signal word {epoch, digest} as well, and ends when those of all peers are there: a
- * rank may own no row, and another one may be in a call of the other algorithm.
+ * for rows of x at the owner; the owner, as soon as it has a unit of all ranks, stores the sum of
+ * that unit into everybody's place for its sums. ONE_SHOT: everybody stores a row into the same
+ * place for rows of x, of all others. All places come in halves, by the epoch's parity. Each call
+ * sends every peer a signal word {epoch, digest} as well, and ends when those of all peers are
+ * there: a rank may own no row, and another one may be in a call of the other algorithm.
  *
  * Whatever is sent is on its way for as long as it likes, beyond the end of the call even, and
  * arrives in any order (AT_ONCE: it is there at once, fewer states). A row is looked at twice, unit
- * by unit: who has waited long for a unit looks at all of the row again, and may push its own once
- * more (PUSH_AGAIN: in one call of each rank, whichever).
+ * by unit (LOOK_ONCE: fewer states): who has waited long for a unit looks at all of the row again,
+ * and may push its own once more (PUSH_AGAIN: in one call of each rank, whichever).
  *
  * DIGEST_IN_UNITS is the code where units are 128-byte lines: the tag of each has the digest too,
- * and calls of ONE_SHOT, which have a row of every peer, send no signal words. A rank that expects
+ * and calls of ONE_SHOT, or in which every rank owns a row, send no signal words: every rank has a
+ * row of every peer. A rank that expects
  * words from one that sends none is told of the disagreement by it: the poison of an arena.
  *
  * The kind of each call, algorithm and T, is free and the same on all ranks, or each rank's own
@@ -28,31 +29,31 @@
  * Sums need no second half: who stores those of call n + 1 has the x of all ranks, so all have
  * begun n + 1, and have left n with its sums (SUMS_IN_ONE_HALF; with AT_ONCE, where data is there
  * with its signal, it is also the CPUs' form). Two hops keep ranks together by themselves: who has
- * got the sums knows, through their owners, that all have begun the call and that owners have left
- * their rows of x. With no other algorithm (ONLY_TWO_SHOT) one half is enough, and signal words
- * matter only where ranks disagree.
+ * got the sums knows, through their owners, that all have begun the call and that owners have
+ * looked at their rows of x. With no other algorithm (ONLY_TWO_SHOT) one half would be enough if
+ * that were the only look, and signal words matter only where ranks disagree.
  *
  * check: holds P=2 CALLS=3
- * check: holds AT_ONCE P=3 CALLS=3
+ * check: holds AT_ONCE LOOK_ONCE P=3 CALLS=3
  * check: holds PUSH_AGAIN P=2 CALLS=2
  * check: full holds PUSH_AGAIN P=2 CALLS=3
- * check: holds AT_ONCE PUSH_AGAIN P=3 CALLS=2
+ * check: holds AT_ONCE LOOK_ONCE PUSH_AGAIN P=3 CALLS=2
  * check: holds DISAGREE SUMS_IN_ONE_HALF P=2 CALLS=2
  * check: holds DISAGREE P=2 CALLS=2
- * check: holds AT_ONCE DISAGREE P=3 CALLS=1
+ * check: holds AT_ONCE LOOK_ONCE DISAGREE P=3 CALLS=1
  * check: holds SUMS_IN_ONE_HALF P=2 CALLS=3
- * check: holds AT_ONCE SUMS_IN_ONE_HALF P=3 CALLS=3
- * check: holds ONLY_TWO_SHOT X_IN_ONE_HALF SUMS_IN_ONE_HALF P=2 CALLS=5
- * check: holds AT_ONCE ONLY_TWO_SHOT X_IN_ONE_HALF SUMS_IN_ONE_HALF P=3 CALLS=3
- * check: holds AT_ONCE NO_SIGNAL_WORDS P=3 CALLS=3
+ * check: holds AT_ONCE LOOK_ONCE SUMS_IN_ONE_HALF P=3 CALLS=3
+ * check: holds LOOK_ONCE ONLY_TWO_SHOT X_IN_ONE_HALF SUMS_IN_ONE_HALF P=2 CALLS=5
+ * check: holds AT_ONCE LOOK_ONCE NO_SIGNAL_WORDS P=3 CALLS=3
  * check: holds DIGEST_IN_UNITS P=2 CALLS=3
- * check: holds AT_ONCE DIGEST_IN_UNITS P=3 CALLS=3
+ * check: holds AT_ONCE LOOK_ONCE DIGEST_IN_UNITS P=3 CALLS=3
  * check: holds DIGEST_IN_UNITS DISAGREE P=2 CALLS=2
- * check: holds AT_ONCE DIGEST_IN_UNITS DISAGREE P=3 CALLS=1
+ * check: holds AT_ONCE LOOK_ONCE DIGEST_IN_UNITS DISAGREE P=3 CALLS=1
  * check: refuted NO_SIGNAL_WORDS DISAGREE ONLY_TWO_SHOT P=3 CALLS=1
  * check: refuted NO_SIGNAL_WORDS DISAGREE P=2 CALLS=1
  * check: refuted NO_DIGEST DISAGREE P=2 CALLS=1
  * check: refuted X_IN_ONE_HALF P=2 CALLS=2
+ * check: refuted ONLY_TWO_SHOT X_IN_ONE_HALF P=2 CALLS=2
  * check: refuted DIGEST_IN_UNITS X_IN_ONE_HALF P=2 CALLS=2
  * check: refuted DIGEST_IN_UNITS NO_DIGEST DISAGREE P=2 CALLS=1
  * check: refuted DIGEST_IN_UNITS NO_POISON DISAGREE P=2 CALLS=1
@@ -62,6 +63,11 @@
  * check: refuted TAG_OF_FIRST_UNIT P=2 CALLS=1 */
 
 #define UNITS 2
+#ifdef LOOK_ONCE
+#define LOOKS 1
+#else
+#define LOOKS 2
+#endif
 #define PEER(r, i) (((r) + (i)) % P)
 #define CALL(r, c) ((r) * (CALLS + 1) + (c))
 
@@ -122,11 +128,6 @@ byte first_disagreement; /* a call; 0: none */
 #else
 #define DIFFERS(at) (there[at] != VALUE(e, kind))
 #endif
-#ifdef PUSH_BEFORE_UNITS
-#define MAY_PUSH_SUM true
-#else
-#define MAY_PUSH_SUM (n_x == ALL_X)
-#endif
 #ifdef TAG_OF_FIRST_UNIT
 #define IS_THERE(at, unit) ((unit) != 0 || HAS_TAG(at, e))
 #else
@@ -134,7 +135,7 @@ byte first_disagreement; /* a call; 0: none */
 #endif
 
 #ifdef DIGEST_IN_UNITS
-#define HAS_WORDS(kind) ((kind) != ONE_SHOT)
+#define HAS_WORDS(kind) ((kind) != ONE_SHOT && N_OWNED(kind) < P)
 #define UNIT_DIFFERS(at) (HAS_TAG(at, e) && DIFFERS(at))
 #else
 #define HAS_WORDS(kind) true
@@ -149,21 +150,28 @@ byte first_disagreement; /* a call; 0: none */
 #define OWNS_A_ROW (r < N_OWNED(kind))
 #define TAKES_X (kind == ONE_SHOT || OWNS_A_ROW)
 
-/* Looks at units of x: over all peers, then over all once more. */
-#define ALL_X (2 * (P - 1) * UNITS)
-#define X_FROM PEER(r, 1 + n_x / UNITS % (P - 1))
-#define NEXT_X X(r, X_FROM, e, n_x % UNITS)
+/* Looks at units of x: at each of all peers, whereupon its owner pushes the sum; then at all once
+ * more. */
+#define ALL_X (LOOKS * (P - 1) * UNITS)
+#define X_UNIT (n_x / (P - 1) % UNITS)
+#define NEXT_X X(r, PEER(r, 1 + n_x % (P - 1)), e, X_UNIT)
+#define MAY_PUSH_SUM (OWNS_A_ROW && n_pushed < UNITS && HAS_UNIT(n_pushed))
+#ifdef PUSH_BEFORE_UNITS
+#define HAS_UNIT(unit) true
+#else
+#define HAS_UNIT(unit) (n_x >= ((unit) + 1) * (P - 1))
+#endif
 /* Looks at the sums of one owner, then of the next. */
-#define OWNER PEER(r, 1 + n_sum / (2 * UNITS))
+#define OWNER PEER(r, 1 + n_sum / (LOOKS * UNITS))
 #define NEXT_SUM SUM(r, OWNER, e, n_sum % UNITS)
-#define ALL_SUMS (2 * (P - 1) * UNITS)
+#define ALL_SUMS (LOOKS * (P - 1) * UNITS)
 #define OWNS_NONE (n_sum < ALL_SUMS && OWNER >= N_OWNED(kind))
 
 /* Past peers that own no row; P is 2 or 3. */
 inline next_owner()
 {
-    n_sum = (OWNS_NONE -> n_sum + 2 * UNITS : n_sum);
-    n_sum = (OWNS_NONE -> n_sum + 2 * UNITS : n_sum)
+    n_sum = (OWNS_NONE -> n_sum + LOOKS * UNITS : n_sum);
+    n_sum = (OWNS_NONE -> n_sum + LOOKS * UNITS : n_sum)
 }
 
 inline send_x()
@@ -194,7 +202,7 @@ inline push()
         n_x = 0;
         n_sum = 0;
         next_owner();
-        has_pushed_sum = false;
+        n_pushed = 0;
         wrong = false
     }
 }
@@ -204,20 +212,15 @@ inline push_sum()
     d_step {
         sum = VALUE(e, kind);
         for (i : 1 .. P - 1) {
-            for (unit : 0 .. UNITS - 1) {
-                sum = (there[X(r, PEER(r, i), e, unit)] == VALUE(e, kind) -> sum
+            sum = (there[X(r, PEER(r, i), e, n_pushed)] == VALUE(e, kind) -> sum
                                                                            : VALUE(e, GARBAGE))
-            }
         }
         for (i : 1 .. P - 1) {
-            for (unit : 0 .. UNITS - 1) {
-                SEND(SUM(PEER(r, i), r, e, unit), sum)
-            }
+            SEND(SUM(PEER(r, i), r, e, n_pushed), sum)
         }
         i = 0;
-        unit = 0;
         sum = 0;
-        has_pushed_sum = true
+        n_pushed++
     }
 }
 
@@ -264,23 +267,23 @@ end:
 
 proctype rank(byte r)
 {
-    byte e = 1, kind, i, unit, n_x, n_sum, sum;
-    bool has_pushed_sum, has_pushed_again, wrong;
+    byte e = 1, kind, i, unit, n_x, n_sum, n_pushed, sum;
+    bool has_pushed_again, wrong;
     do
     :: e <= CALLS ->
         kind = kind_of[CALL(r, e)];
         push();
         do
         :: d_step {
-                TAKES_X && n_x < ALL_X && IS_THERE(NEXT_X, n_x % UNITS) &&
-                    !UNIT_DIFFERS(NEXT_X) ->
+                TAKES_X && n_x < ALL_X && IS_THERE(NEXT_X, X_UNIT) && !UNIT_DIFFERS(NEXT_X) &&
+                    !MAY_PUSH_SUM ->
                 wrong = wrong || there[NEXT_X] != VALUE(e, kind);
                 n_x++
             }
 #ifdef PUSH_AGAIN
         :: d_step { !has_pushed_again -> send_x(); has_pushed_again = true }
 #endif
-        :: OWNS_A_ROW && !has_pushed_sum && MAY_PUSH_SUM -> push_sum()
+        :: MAY_PUSH_SUM -> push_sum()
         :: d_step {
                 n_sum < ALL_SUMS && IS_THERE(NEXT_SUM, n_sum % UNITS) &&
                     !UNIT_DIFFERS(NEXT_SUM) ->
@@ -292,7 +295,7 @@ proctype rank(byte r)
         :: TAKES_X && n_x < ALL_X && UNIT_DIFFERS(NEXT_X) -> goto ended_badly
         :: n_sum < ALL_SUMS && UNIT_DIFFERS(NEXT_SUM) -> goto ended_badly
         :: IS_TOLD -> goto ended_badly
-        :: (n_x == ALL_X || !TAKES_X) && (has_pushed_sum || !OWNS_A_ROW) && n_sum == ALL_SUMS &&
+        :: (n_x == ALL_X || !TAKES_X) && (n_pushed == UNITS || !OWNS_A_ROW) && n_sum == ALL_SUMS &&
                 SIGNALS_SEEN -> break
         od;
         assert(!wrong);

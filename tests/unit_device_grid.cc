@@ -89,10 +89,13 @@ template <class Code> struct grid_plan {
         const char *at = place(r, writer, g->epoch, row);
         for (uint32_t slot = 0; slot < Code::n_slots(ROW_BYTES); slot++) {
             struct cofd_grid_wait wait = {writer, 0, {0, 0, 0}};
-            struct cofd_slot s;
-            while (!Code::load(at, slot, cofd_grid_tag(g), &s, &wait.seen))
+            struct cofd_raw_slot raw = Code::look(at, slot);
+            for (; !Code::has_arrived(raw, slot, cofd_grid_tag(g)); raw = Code::look(at, slot)) {
+                wait.seen = Code::tag_in(raw, slot, cofd_grid_tag(g));
                 if (!cofd_grid_goes_on(g, &wait))
                     return false;
+            }
+            const struct cofd_slot s = Code::data(raw, slot);
             *n_bad += s.word[0] != number(writer, g->epoch, row, slot) || s.word[1] != ~slot;
         }
         return true;

@@ -30,6 +30,14 @@ struct cofd_slot {
     uint32_t word[4];
 };
 
+/* A slot as it lies in memory; on the host with the last 8 bytes of its line. */
+struct cofd_raw_slot {
+    uint64_t value[2];
+#ifndef __CUDACC__
+    uint64_t tag;
+#endif
+};
+
 struct cofd_lines {
     static const bool is_fast = true; /* worth registers for more blocks */
     static const bool has_digest = true;
@@ -52,7 +60,12 @@ struct cofd_lines {
         return slot % 8 == 7 ? 2 : 4;
     }
 
-    /* All eight threads of a line come here together, and to `load`. */
+    COFD_BOTH bool carries_tag(uint32_t slot)
+    {
+        return slot % 8 == 7;
+    }
+
+    /* All eight threads of a line come here together, and to `has_arrived`. */
     COFD_METHOD void store(char *row, uint32_t slot, const struct cofd_slot *s, uint64_t tag)
     {
         const uint64_t tagged = slot % 8 == 7 ? tag : s->word[2] | (uint64_t)s->word[3] << 32;
@@ -65,26 +78,45 @@ struct cofd_lines {
 #endif
     }
 
-    /* Looks once: true where the line has the tag; else `seen` is the one it has. */
-    COFD_METHOD bool load(const char *row, uint32_t slot, uint64_t tag, struct cofd_slot *s,
-                          uint64_t *seen)
+    COFD_METHOD struct cofd_raw_slot look(const char *row, uint32_t slot)
     {
         const uint64_t *at = (const uint64_t *)(const void *)(row + (uint64_t)slot * 16);
-        uint64_t value[2];
-#ifdef __CUDACC__
-        cofd_load2_relaxed_sys(at, value);
-        *seen = value[1];
-        const bool is_there = cofd_eight_all(slot % 8 != 7 || *seen == tag);
-#else
-        *seen = cofd_load_acquire_sys(at + 2 * (7 - slot % 8) + 1);
-        const bool is_there = *seen == tag;
-        cofd_load2_relaxed_sys(at, value);
+        struct cofd_raw_slot raw;
+#ifndef __CUDACC__
+        raw.tag = cofd_load_acquire_sys(at + 2 * (7 - slot % 8) + 1);
 #endif
-        s->word[0] = (uint32_t)value[0];
-        s->word[1] = (uint32_t)(value[0] >> 32);
-        s->word[2] = slot % 8 == 7 ? 0 : (uint32_t)value[1];
-        s->word[3] = slot % 8 == 7 ? 0 : (uint32_t)(value[1] >> 32);
-        return is_there;
+        cofd_load2_relaxed_sys(at, raw.value);
+        return raw;
+    }
+
+    /* The line's tag on who carries it; else 0, which is none: data may look like a tag. */
+    COFD_METHOD uint64_t tag_in(const struct cofd_raw_slot &raw, uint32_t slot, uint64_t)
+    {
+#ifdef __CUDACC__
+        return carries_tag(slot) ? raw.value[1] : 0;
+#else
+        (void)slot;
+        return raw.tag;
+#endif
+    }
+
+    COFD_METHOD bool has_arrived(const struct cofd_raw_slot &raw, uint32_t slot, uint64_t tag)
+    {
+#ifdef __CUDACC__
+        return cofd_eight_all(!carries_tag(slot) || raw.value[1] == tag);
+#else
+        return tag_in(raw, slot, tag) == tag;
+#endif
+    }
+
+    COFD_METHOD struct cofd_slot data(const struct cofd_raw_slot &raw, uint32_t slot)
+    {
+        struct cofd_slot s = {{(uint32_t)raw.value[0], (uint32_t)(raw.value[0] >> 32), 0, 0}};
+        if (!carries_tag(slot)) {
+            s.word[2] = (uint32_t)raw.value[1];
+            s.word[3] = (uint32_t)(raw.value[1] >> 32);
+        }
+        return s;
     }
 };
 
@@ -109,6 +141,11 @@ struct cofd_wides {
         return 3;
     }
 
+    COFD_BOTH bool carries_tag(uint32_t)
+    {
+        return true;
+    }
+
     COFD_METHOD void store(char *row, uint32_t slot, const struct cofd_slot *s, uint64_t tag)
     {
         const uint64_t value[2] = {s->word[0] | (uint64_t)s->word[1] << 32,
@@ -116,17 +153,29 @@ struct cofd_wides {
         cofd_store16_relaxed_sys((uint64_t *)(void *)(row + (uint64_t)slot * 16), value);
     }
 
-    COFD_METHOD bool load(const char *row, uint32_t slot, uint64_t tag, struct cofd_slot *s,
-                          uint64_t *seen)
+    COFD_METHOD struct cofd_raw_slot look(const char *row, uint32_t slot)
     {
-        uint64_t value[2];
-        cofd_load16_relaxed_sys((const uint64_t *)(const void *)(row + (uint64_t)slot * 16), value);
-        s->word[0] = (uint32_t)value[0];
-        s->word[1] = (uint32_t)(value[0] >> 32);
-        s->word[2] = (uint32_t)value[1];
-        s->word[3] = 0;
-        *seen = value[1] >> 32 | tag >> 32 << 32; /* it has no digest that could differ */
-        return *seen == tag;
+        struct cofd_raw_slot raw;
+        cofd_load16_relaxed_sys((const uint64_t *)(const void *)(row + (uint64_t)slot * 16),
+                                raw.value);
+        return raw;
+    }
+
+    /* It has no digest that could differ. */
+    COFD_METHOD uint64_t tag_in(const struct cofd_raw_slot &raw, uint32_t, uint64_t tag)
+    {
+        return raw.value[1] >> 32 | tag >> 32 << 32;
+    }
+
+    COFD_METHOD bool has_arrived(const struct cofd_raw_slot &raw, uint32_t slot, uint64_t tag)
+    {
+        return tag_in(raw, slot, tag) == tag;
+    }
+
+    COFD_METHOD struct cofd_slot data(const struct cofd_raw_slot &raw, uint32_t)
+    {
+        return {{(uint32_t)raw.value[0], (uint32_t)(raw.value[0] >> 32), (uint32_t)raw.value[1],
+                 0}};
     }
 };
 

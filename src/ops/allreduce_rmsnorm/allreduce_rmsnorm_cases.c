@@ -47,7 +47,8 @@ static const struct factor {
     [PLACE] = {"x", 2, 2, {"memory", "arena"}},
     [PLANS] = {"plans", 3, 3, {"one", "shared", "streams"}},
     [STREAM] = {"stream", 2, 2, {"own", "now"}},
-    [DATA] = {"data", 6, 5, {"normal", "integer", "outlier", "special", "zero", "patterns"}},
+    [DATA] = {"data", 7, 5,
+              {"normal", "integer", "outlier", "special", "zero", "patterns", "epochs"}},
     [CALLS] = {"calls", 8, 3, {"4", "1", "12", "2P", "many", "100", "6", "7"}},
     [DELAY] = {"delay", 2, 2, {"none", "random"}},
     [CTAS] = {"max_ctas", 3, 3, {"0", "1", "5"}},
@@ -102,6 +103,8 @@ static const char *const listed[] = {
     "h=256 t=random one_shot_rows=4 capacity=5 calls=many delay=random",
     "h=256 t=random algorithm=two_shot capacity=5 calls=many delay=random",
     "h=64 t=random algorithm=one_shot capacity=5 calls=many delay=random x=arena",
+    "h=64 dtype=f32 data=epochs calls=12 delay=random",
+    "h=257 dtype=f32 data=epochs calls=12 delay=random algorithm=two_shot capacity=5",
 };
 static const char *const listed_cuda[] = {
     "h=4096 t=132:133 capacity=140 algorithm=one_shot",

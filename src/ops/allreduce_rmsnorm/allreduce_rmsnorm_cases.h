@@ -12,8 +12,9 @@ enum cofi_arn_data {
     COFI_ARN_OUTLIER,  /* one in each row: 75000; 300 in fp16 */
     COFI_ARN_SPECIAL,  /* rows with a NaN, of any bits, of subnormals, ordinary ones */
     COFI_ARN_ZERO,     /* of both signs */
-    COFI_ARN_PATTERNS  /* every pattern of 16 bits from rank `set % P`, in a whole set of rows; the
+    COFI_ARN_PATTERNS, /* every pattern of 16 bits from rank `set % P`, in a whole set of rows; the
                           other ranks have -0, in the second half of the sets normal numbers */
+    COFI_ARN_EPOCHS    /* x: words that look like the epoch of a later call in the same buffers */
 };
 
 enum cofi_arn_layout {

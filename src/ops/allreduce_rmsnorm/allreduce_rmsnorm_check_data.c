@@ -99,6 +99,17 @@ static void make_pattern_row(const struct cofi_arn_source *s, int set, int who, 
     }
 }
 
+/* What is sent in call n lies there until call n + 2: who waits then for another rank's row must
+ * not take it for that call's tag. A set is taken again every n_sets calls. */
+static void make_epochs(const struct cofi_arn_source *s, int set, uint64_t key, void *dst)
+{
+    for (int64_t h = 0; h < s->c->params.hidden; h++) {
+        uint64_t turn = cofi_check_random(key, 4, (uint64_t)h) % 2;
+        store_bits(dst, s->c->params.dtype, h,
+                   s->c->first_epoch + (uint64_t)set + 2 + turn * (uint64_t)s->c->n_sets);
+    }
+}
+
 static void make_row(const struct cofi_arn_source *s, int set, int who, int64_t row, void *dst)
 {
     const cof_allreduce_rmsnorm_params *p = &s->c->params;
@@ -108,6 +119,12 @@ static void make_row(const struct cofi_arn_source *s, int set, int who, int64_t 
     case COFI_ARN_SPECIAL: make_special(s, key, row, is_chosen, dst); return;
     case COFI_ARN_ZERO: make_zeros(key, p->dtype, p->hidden, dst); return;
     case COFI_ARN_PATTERNS: make_pattern_row(s, set, who, row, key, dst); return;
+    case COFI_ARN_EPOCHS:
+        if (who < RESIDUAL)
+            make_epochs(s, set, key, dst);
+        else
+            make_normal(key, p->dtype, p->hidden, dst);
+        return;
     case COFI_ARN_INTEGER:
         for (uint64_t h = 0; h < hidden; h++)
             cofi_check_store(dst, p->dtype, (int64_t)h, cofi_check_integer(key, 3, h, 8));

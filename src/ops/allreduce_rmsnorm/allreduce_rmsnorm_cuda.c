@@ -287,11 +287,25 @@ static struct cofi_arn_kernel part_of(const struct cofi_arn_plan *plan,
     return k;
 }
 
-/* Blocks for rows, or for groups of them; every block the same number, as near as can be. */
+/* Blocks for rows; every block the same number, as near as can be. */
 static int choose_blocks(int64_t n, int most_blocks)
 {
     int64_t turns = (n + most_blocks - 1) / most_blocks;
     return (int)((n + turns - 1) / turns);
+}
+
+static int common_divisor(int a, int b)
+{
+    return b == 0 ? a : common_divisor(b, a % b);
+}
+
+/* So that the rows of a block are those of all ranks by turns: who sums a row has more to do. */
+static uint32_t choose_shift(int n_blocks, int n_ranks)
+{
+    int shift = 0;
+    while (common_divisor(n_blocks + shift, n_ranks) != 1)
+        shift++;
+    return (uint32_t)shift;
 }
 
 static cof_status enqueue(struct cofi_arn_plan *plan, const struct cofi_arn_call *call,
@@ -308,10 +322,11 @@ static cof_status enqueue(struct cofi_arn_plan *plan, const struct cofi_arn_call
             .n_empty = plan->n_empty,
             .sizes = {(uint64_t)call->n_tokens, (uint64_t)first, (uint64_t)call->x_source}};
         struct cofi_arn_kernel k = part_of(plan, call, first, n);
-        int64_t n_groups = is_two_shot ? (n + plan->n_ranks - 1) / plan->n_ranks : n;
         cofi_cuda_call_make(&plan->binding, &c, &k.call.call);
-        k.call.announces = is_two_shot || !cofi_arn_has_digest(&kernel->choice);
-        const int n_blocks = choose_blocks(n_groups, kernel->most_blocks);
+        k.call.announces = (is_two_shot && n < plan->n_ranks) ||
+                           !cofi_arn_has_digest(&kernel->choice);
+        const int n_blocks = choose_blocks(n, kernel->most_blocks);
+        k.turn_shift = is_two_shot ? choose_shift(n_blocks, plan->n_ranks) : 0;
         k.lets_next_begin = n_blocks * ROOM_FOR_CALLS <= kernel->most_blocks;
         COFI_LAUNCH(a, stream, cofi_arn_launch(&kernel->choice, &k, n_blocks, st->n_threads,
                                                st->shared_bytes, st->is_dependent, stream));

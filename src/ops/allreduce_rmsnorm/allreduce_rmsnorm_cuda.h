@@ -24,6 +24,7 @@ struct cofi_arn_kernel {
     char *residual_out, *norm_out;     /* likewise */
     int64_t x_pitch, residual_pitch, residual_out_pitch, norm_out_pitch; /* bytes */
     int32_t n_tokens, hidden;
+    uint32_t turn_shift; /* of a block's row from turn to turn, beside the number of blocks */
     float eps;
     bool is_exact, weight_f32, weight_bias;
     bool x_aligned; /* rows at multiples of 8 bytes; what follows: of 16 */

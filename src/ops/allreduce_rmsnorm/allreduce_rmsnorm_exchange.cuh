@@ -15,7 +15,7 @@
 #include "device/lines.h"
 #include "ops/allreduce_rmsnorm/allreduce_rmsnorm_row.cuh"
 
-enum { COFK_PEERS_AT_ONCE = 2 };
+enum { COFK_RANKS_AT_ONCE = 4 };
 
 COFK_INLINE uint64_t cofk_half(const struct cofi_arn_kernel &k, uint32_t epoch)
 {
@@ -122,21 +122,34 @@ struct cofk_missing {
     struct cofd_grid_wait wait;
 };
 
+/* Tells of a slot that is given up for now, as it was seen last: who carries its tag does. */
+template <class Code>
+COFK_INLINE void cofk_miss(const struct cofi_arn_kernel &k, uint32_t epoch, int writer,
+                           uint32_t slot, const struct cofd_raw_slot &raw,
+                           struct cofk_missing *missing)
+{
+    const uint32_t key = slot * COFD_GRID_MAX_RANKS + (uint32_t)writer;
+    if (Code::carries_tag(slot) && key < atomicMin(&missing->first, key))
+        missing->wait.seen = Code::tag_in(raw, slot, cofk_tag(k, epoch));
+}
+
 /* Looks at a slot for a while. */
 template <class Code>
 COFK_INLINE bool cofk_take(const struct cofi_arn_kernel &k, uint32_t epoch, int writer,
                            const char *row, uint32_t slot, struct cofd_slot *s,
                            struct cofk_missing *missing)
 {
-    uint64_t seen;
+    struct cofd_raw_slot raw;
+    bool is_there = false;
 #pragma unroll 1
-    for (uint32_t looks = 0; looks < COFD_LOOKS; looks++)
-        if (Code::load(row, slot, cofk_tag(k, epoch), s, &seen))
-            return true;
-    const uint32_t key = slot * COFD_GRID_MAX_RANKS + (uint32_t)writer;
-    if (key < atomicMin(&missing->first, key))
-        missing->wait.seen = seen;
-    return false;
+    for (uint32_t looks = 0; !is_there && looks < COFD_LOOKS; looks++) {
+        raw = Code::look(row, slot);
+        is_there = Code::has_arrived(raw, slot, cofk_tag(k, epoch));
+    }
+    *s = Code::data(raw, slot);
+    if (!is_there)
+        cofk_miss<Code>(k, epoch, writer, slot, raw, missing);
+    return is_there;
 }
 
 /* ---- sums ----------------------------------------------------------------------------------- */
@@ -174,39 +187,58 @@ COFK_INLINE void cofk_keep_slot(float *sums, uint32_t slot, const float from[4 *
         }
 }
 
-/* x_0 + x_1 + ... of a slot. This rank's addend comes from its x; of the others' some are looked at
- * before the first is waited for. */
+/* Looks for a while at slots of rank `first` and of those behind it, but its own: at all that lack
+ * together, so that it is one way to memory and back, however many they are. */
+template <class Code>
+COFK_INLINE bool cofk_take_ranks(const struct cofi_arn_kernel &k, uint32_t epoch, int first,
+                                 int64_t row, uint32_t slot,
+                                 struct cofd_raw_slot raw[COFK_RANKS_AT_ONCE],
+                                 struct cofk_missing *missing)
+{
+    uint32_t lacks = 0;
+#pragma unroll
+    for (int i = 0; i < COFK_RANKS_AT_ONCE; i++)
+        if (first + i < k.call.n_ranks && first + i != k.call.rank)
+            lacks |= 1u << i;
+#pragma unroll 1
+    for (uint32_t looks = 0; lacks != 0 && looks < COFD_LOOKS; looks++) {
+#pragma unroll
+        for (int i = 0; i < COFK_RANKS_AT_ONCE; i++)
+            if (lacks >> i & 1)
+                raw[i] = Code::look(cofk_x_row(k, k.call.rank, epoch, first + i, row), slot);
+#pragma unroll
+        for (int i = 0; i < COFK_RANKS_AT_ONCE; i++)
+            if ((lacks >> i & 1) && Code::has_arrived(raw[i], slot, cofk_tag(k, epoch)))
+                lacks &= ~(1u << i);
+    }
+#pragma unroll
+    for (int i = 0; i < COFK_RANKS_AT_ONCE; i++)
+        if (lacks >> i & 1)
+            cofk_miss<Code>(k, epoch, first + i, slot, raw[i], missing);
+    return lacks == 0;
+}
+
+/* x_0 + x_1 + ... of a slot. This rank's addend comes from its x. */
 template <class Code, class Elem>
 COFK_INLINE bool cofk_sum_slot(const struct cofi_arn_kernel &k, uint32_t epoch,
                                const struct cofd_slot &own, int64_t row, uint32_t slot,
                                float sum[4 * Elem::per_word], struct cofk_missing *missing)
 {
 #pragma unroll 1
-    for (int first = 0; first < k.call.n_ranks; first += COFK_PEERS_AT_ONCE) {
-        struct cofd_slot s[COFK_PEERS_AT_ONCE];
-        bool is_there[COFK_PEERS_AT_ONCE];
-        uint64_t seen;
+    for (int first = 0; first < k.call.n_ranks; first += COFK_RANKS_AT_ONCE) {
+        struct cofd_raw_slot raw[COFK_RANKS_AT_ONCE];
+        if (!cofk_take_ranks<Code>(k, epoch, first, row, slot, raw, missing))
+            return false;
 #pragma unroll
-        for (int i = 0; i < COFK_PEERS_AT_ONCE; i++) {
+        for (int i = 0; i < COFK_RANKS_AT_ONCE; i++) {
             const int r = first + i;
-            is_there[i] = r >= k.call.n_ranks || r == k.call.rank;
-            if (r == k.call.rank)
-                s[i] = own;
-            else if (r < k.call.n_ranks)
-                is_there[i] = Code::load(cofk_x_row(k, k.call.rank, epoch, r, row), slot,
-                                         cofk_tag(k, epoch), &s[i], &seen);
-        }
-#pragma unroll
-        for (int i = 0; i < COFK_PEERS_AT_ONCE; i++) {
-            const int r = first + i;
+            struct cofd_slot s = Code::data(raw[i], slot);
             float x[4 * Elem::per_word];
             if (r >= k.call.n_ranks)
                 continue;
-            if (!is_there[i] &&
-                !cofk_take<Code>(k, epoch, r, cofk_x_row(k, k.call.rank, epoch, r, row), slot,
-                                 &s[i], missing))
-                return false;
-            cofk_unpack_slot<Elem>(s[i], x);
+            if (r == k.call.rank)
+                s = own;
+            cofk_unpack_slot<Elem>(s, x);
 #pragma unroll
             for (int j = 0; j < 4 * Elem::per_word; j++)
                 sum[j] = r == 0 ? x[j] : __fadd_rn(sum[j], x[j]);
@@ -234,12 +266,50 @@ COFK_INLINE bool cofk_sum_pair(const struct cofi_arn_kernel &k, uint32_t epoch,
     return true;
 }
 
+/* ---- the second hop ------------------------------------------------------------------------- */
+
+template <class Code>
+COFK_INLINE void cofk_store_sum(const struct cofi_arn_kernel &k, uint32_t epoch, int64_t row,
+                                uint32_t slot, const struct cofd_slot &s)
+{
+    for (int i = 1; i < k.call.n_ranks; i++)
+        Code::store(cofk_sum_row(k, cofk_peer(k, i), epoch, row), slot, &s, cofk_tag(k, epoch));
+}
+
+/* A slot's sums, rounded to the data type, to all other ranks: what stands behind a row's end is 0,
+ * as in x. */
+template <class Code, class Elem>
+COFK_INLINE void cofk_push_sum(const struct cofi_arn_kernel &k, uint32_t epoch, int64_t row,
+                               uint32_t slot, const float sum[4 * Elem::per_word])
+{
+    struct cofd_slot s;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        s.word[i] = Elem::pack(sum + i * Elem::per_word);
+    cofk_store_sum<Code>(k, epoch, row, slot, s);
+}
+
+/* Sums of a row in shared memory, in fp32. */
+template <class Code>
+COFK_INLINE void cofk_push_exact_sums(const struct cofi_arn_kernel &k, uint32_t epoch,
+                                      const float *sums, int64_t row)
+{
+#pragma unroll 1
+    for (uint32_t slot = threadIdx.x; slot < k.sum_slots; slot += blockDim.x) {
+        const uint32_t element = Code::offset(slot) / 4, n = Code::n_words(slot);
+        struct cofd_slot s = {{0, 0, 0, 0}};
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++)
+            if (i < n && element + i < (uint32_t)k.hidden)
+                s.word[i] = __float_as_uint(sums[element + i]);
+        cofk_store_sum<Code>(k, epoch, row, slot, s);
+    }
+}
+
 /* ---- whole rows, by all threads, into shared memory: what a thread found of its slots ---- */
 
 /* Sums of a row of which this rank has `x`. */
-template <class Code_, class Elem_, bool has_pair> struct cofk_sum_of_x {
-    typedef Code_ Code;
-    typedef Elem_ Elem;
+template <class Code, class Elem, bool has_pair> struct cofk_sum_of_x {
     const char *x;
     int64_t row; /* in the memory of slots */
 
@@ -253,6 +323,29 @@ template <class Code_, class Elem_, bool has_pair> struct cofk_sum_of_x {
             if (!(has_pair ? cofk_sum_pair<Code, Elem>(k, epoch, own, row, slot, sum, missing)
                            : cofk_sum_slot<Code, Elem>(k, epoch, own, row, slot, sum, missing)))
                 return false;
+            cofk_keep_slot<Elem, Code>(sums, slot, sum);
+        }
+        return true;
+    }
+};
+
+/* The same for the rank that owns the row: the sum of a slot is on its way to all others as soon as
+ * it is there, where it takes a slot as x does. After a long wait once more: the same bytes. */
+template <class Code, class Elem> struct cofk_sum_of_own {
+    int64_t row;
+
+    COFK_METHOD bool operator()(const struct cofi_arn_kernel &k, uint32_t epoch, float *sums,
+                                struct cofk_missing *missing) const
+    {
+        const char *x = k.x + row * k.x_pitch;
+#pragma unroll 1
+        for (uint32_t slot = threadIdx.x; slot < k.x_slots; slot += blockDim.x) {
+            const struct cofd_slot own = cofk_load_slot<Code, Elem>(k, x, slot);
+            float sum[4 * Elem::per_word];
+            if (!cofk_sum_slot<Code, Elem>(k, epoch, own, row / k.call.n_ranks, slot, sum, missing))
+                return false;
+            if (!k.is_exact)
+                cofk_push_sum<Code, Elem>(k, epoch, row, slot, sum);
             cofk_keep_slot<Elem, Code>(sums, slot, sum);
         }
         return true;
@@ -298,31 +391,6 @@ static __device__ __noinline__ bool cofk_wait_on(struct cofd_grid g, struct cofk
     const bool is_alive = missing->is_alive;
     __syncthreads();
     return is_alive;
-}
-
-/* ---- the second hop ------------------------------------------------------------------------- */
-
-/* Sums in shared memory, rounded to Elem, to all other ranks. */
-template <class Code, class Elem>
-COFK_INLINE void cofk_push_sums(const struct cofi_arn_kernel &k, uint32_t epoch, const float *sums,
-                                int64_t row)
-{
-#pragma unroll 1
-    for (uint32_t slot = threadIdx.x; slot < k.sum_slots; slot += blockDim.x) {
-        const uint32_t element = Code::offset(slot) / 4 * Elem::per_word, n = Code::n_words(slot);
-        struct cofd_slot s = {{0, 0, 0, 0}};
-#pragma unroll
-        for (uint32_t i = 0; i < 4; i++) {
-            float pair[2] = {0, 0};
-            for (int j = 0; j < Elem::per_word; j++)
-                if (i < n && element + i * Elem::per_word + j < (uint32_t)k.hidden)
-                    pair[j] = sums[element + i * Elem::per_word + j];
-            s.word[i] = Elem::pack(pair);
-        }
-        for (int i = 1; i < k.call.n_ranks; i++)
-            Code::store(cofk_sum_row(k, cofk_peer(k, i), epoch, row), slot, &s,
-                        cofk_tag(k, epoch));
-    }
 }
 
 #endif

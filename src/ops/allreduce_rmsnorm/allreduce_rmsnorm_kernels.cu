@@ -6,7 +6,7 @@
  *   one shot   every rank pushes its rows to all others, and sums all rows: so each sees of each
  *              other that it has begun
  *   two shot   row t goes to rank t mod P alone, which sums it and pushes the sum to all others: of
- *              ranks that have no row to sum only their announcement tells
+ *              calls with less than P rows only announcements tell, for some ranks sum none
  *
  * Nothing that an earlier kernel of the stream wrote is touched before cofd_wait_earlier_kernels.
  * Blocks of the next kernel may take their places at once where this one is small, else when all of
@@ -19,20 +19,43 @@ struct cofk_memory {
     struct cofk_missing missing;
 };
 
+/* The row that this block has in a turn, n_tokens and more where it has none. By turns it is one of
+ * each rank's rows. */
+COFK_INLINE int cofk_row_of(const struct cofi_arn_kernel &k, int turn)
+{
+    const uint32_t at = blockIdx.x + (uint32_t)turn * k.turn_shift;
+    return turn * (int)gridDim.x + (int)(at % gridDim.x);
+}
+
+COFK_INLINE int cofk_n_turns(const struct cofi_arn_kernel &k)
+{
+    return (k.n_tokens + (int)gridDim.x - 1) / (int)gridDim.x;
+}
+
 /* What a dead arena leaves of a row. */
 template <class Elem>
-static __device__ __noinline__ void cofk_fill_rows(const struct cofi_arn_kernel &k, int64_t row,
-                                                   int64_t step)
+COFK_INLINE void cofk_fill_row(const struct cofi_arn_kernel &k, int64_t row)
 {
-    for (; row < k.n_tokens; row += step)
-        for (int h = (int)threadIdx.x; h < k.hidden; h += (int)blockDim.x) {
-            if (k.residual_out)
-                ((typename Elem::bits *)(k.residual_out + row * k.residual_out_pitch))[h] =
-                    (typename Elem::bits)~0u;
-            if (k.norm_out)
-                ((typename Elem::bits *)(k.norm_out + row * k.norm_out_pitch))[h] =
-                    (typename Elem::bits)~0u;
-        }
+    for (int h = (int)threadIdx.x; h < k.hidden; h += (int)blockDim.x) {
+        if (k.residual_out)
+            ((typename Elem::bits *)(k.residual_out + row * k.residual_out_pitch))[h] =
+                (typename Elem::bits)~0u;
+        if (k.norm_out)
+            ((typename Elem::bits *)(k.norm_out + row * k.norm_out_pitch))[h] =
+                (typename Elem::bits)~0u;
+    }
+}
+
+/* Of the block's rows from `turn` on; or of all, by this block. */
+template <class Elem>
+static __device__ __noinline__ void cofk_fill_rows(const struct cofi_arn_kernel &k, int turn,
+                                                   bool of_all)
+{
+    for (int row = 0; of_all && row < k.n_tokens; row++)
+        cofk_fill_row<Elem>(k, row);
+    for (; !of_all && turn < cofk_n_turns(k); turn++)
+        if (cofk_row_of(k, turn) < k.n_tokens)
+            cofk_fill_row<Elem>(k, cofk_row_of(k, turn));
 }
 
 /* Dynamic shared memory: the sums of a row, behind the weights of a vector for each thread. */
@@ -81,21 +104,18 @@ COFK_INLINE struct cofk_vector<Elem> cofk_prefetch(const struct cofi_arn_kernel 
     return residual;
 }
 
-/* The end of a block: rows from `row` on are not done where the arena is dead. */
+/* The end of a block: its rows from `turn` on are not done where the arena is dead. */
 template <class Elem>
 COFK_INLINE void cofk_close(const struct cofi_arn_kernel &k, const struct cofd_grid &g,
-                            bool is_alive, int row, int step)
+                            bool is_alive, int turn)
 {
-    if (is_alive && blockIdx.x == 0 && k.call.announces && !k.no_beginning_wait &&
-        !cofd_grid_wait_announced(g)) {
-        is_alive = false; /* rows of another call, it may be: of all blocks */
-        row = 0;
-        step = 1;
-    }
-    if (is_alive)
+    /* Else they are rows of another call, it may be: of all blocks. */
+    const bool is_ours = !is_alive || blockIdx.x != 0 || !k.call.announces || k.no_beginning_wait ||
+                         cofd_grid_wait_announced(g);
+    if (is_alive && is_ours)
         cofd_grid_end(&g);
     else
-        cofk_fill_rows<Elem>(k, row, step);
+        cofk_fill_rows<Elem>(k, turn, !is_ours);
 }
 
 /* Kernels leave their loop over rows while they wait long: so the call's registers cost the loop
@@ -138,39 +158,30 @@ cofk_arn_one_shot(const __grid_constant__ struct cofi_arn_kernel k)
         if (row < k.n_tokens)
             is_alive = cofk_wait_on(g, &memory.missing, row);
     }
-    cofk_close<Elem>(k, g, is_alive, row, step);
+    cofk_close<Elem>(k, g, is_alive, row / step);
 }
 
 /* ---- two shot ------------------------------------------------------------------------------- */
 
-/* A wave is a group of P rows for every block, one of them to be summed by each rank: the group's
- * number is wave * n_blocks + block. */
-COFK_INLINE int64_t cofk_group_row(const struct cofi_arn_kernel &k, int64_t group, int owner)
+/* A row of x to the rank that owns it. */
+template <class Code, class Elem>
+COFK_INLINE void cofk_push_to_owner(const struct cofi_arn_kernel &k, uint32_t epoch, int row,
+                                    const struct cofd_slot &first)
 {
-    return group * k.call.n_ranks + owner;
+    const int owner = row % k.call.n_ranks;
+    if (row < k.n_tokens && owner != k.call.rank)
+        cofk_push_row<Code, Elem>(k, epoch, k.x + row * k.x_pitch, first, row / k.call.n_ranks,
+                                  owner);
 }
 
+/* Sums of a row, from all ranks' x or from the rank that made them. */
 template <class Code, class Elem>
-COFK_INLINE void cofk_push_group(const struct cofi_arn_kernel &k, uint32_t epoch, int64_t group)
-{
-    for (int owner = 0; owner < k.call.n_ranks; owner++) {
-        const int64_t row = cofk_group_row(k, group, owner);
-        if (owner != k.call.rank && row < k.n_tokens)
-            cofk_push_row<Code, Elem>(
-                k, epoch, k.x + row * k.x_pitch,
-                cofk_first_slot<Code, Elem>(k, k.x + row * k.x_pitch), group, owner);
-    }
-}
-
-/* A row's sums, from all ranks' x or from the rank that made them. */
-template <class Code, class Elem>
-COFK_INLINE bool cofk_take_row(const struct cofi_arn_kernel &k, uint32_t epoch, int64_t row,
+COFK_INLINE bool cofk_take_row(const struct cofi_arn_kernel &k, uint32_t epoch, int row,
                                struct cofk_missing *missing)
 {
-    const int owner = (int)(row % k.call.n_ranks);
+    const int owner = row % k.call.n_ranks;
     if (owner == k.call.rank) {
-        const struct cofk_sum_of_x<Code, Elem, false> take = {k.x + row * k.x_pitch,
-                                                              row / k.call.n_ranks};
+        const struct cofk_sum_of_own<Code, Elem> take = {row};
         return take(k, epoch, cofk_sums(), missing);
     }
     if (k.is_exact) {
@@ -181,44 +192,46 @@ COFK_INLINE bool cofk_take_row(const struct cofi_arn_kernel &k, uint32_t epoch, 
     return take(k, epoch, cofk_sums(), missing);
 }
 
-/* Items of a block: its own row of wave 0, of wave 1, its others' rows of wave 0, its own row of
- * wave 2, .. Rows of a wave are pushed before the own row of the wave before is waited for. */
+/* A turn's row is pushed before that of the turn before is waited for. Own rows go a turn ahead of
+ * others' rows, so that their sums are on their way meanwhile: item 2 i is the row of turn i where
+ * this rank owns it, item 2 i + 1 that of turn i - 1 where another does. */
 template <class Code, class Elem>
 __global__ void __launch_bounds__(COFI_ARN_CUDA_THREADS, 1)
 cofk_arn_two_shot(const __grid_constant__ struct cofi_arn_kernel k)
 {
     __shared__ struct cofk_memory memory;
     struct cofd_grid g;
-    const int n = k.call.n_ranks, per_wave = (int)gridDim.x * n;
-    const int n_items = ((k.n_tokens + per_wave - 1) / per_wave + 1) * n;
-    int item = 0, pushed = 0; /* pushed: waves */
+    const int n_items = 2 * (cofk_n_turns(k) + 1);
+    int item = 0, pushed = 0; /* pushed: the last turn that is */
     cofk_open(k, &g, &memory);
+    const int first_row = (int)blockIdx.x; /* there are no more blocks than rows */
+    const struct cofd_slot first = cofk_first_slot<Code, Elem>(k, k.x + first_row * k.x_pitch);
     bool is_alive = cofd_grid_begin(&g);
     if (is_alive && blockIdx.x == 0 && k.call.announces)
         cofd_grid_announce(&g);
     if (is_alive)
-        cofk_push_group<Code, Elem>(k, g.epoch, blockIdx.x);
+        cofk_push_to_owner<Code, Elem>(k, g.epoch, first_row, first);
     cofk_keep_weight<Elem>(k);
     is_alive = cofd_block_all(is_alive);
     if (is_alive && threadIdx.x == 0)
         cofd_grid_arrive(&g);
     while (is_alive && item < n_items) {
         for (; item < n_items; item++) {
-            const int wave = item / n, other = item % n;
-            const int64_t group = (int64_t)(wave - (other > 0)) * gridDim.x + blockIdx.x;
-            const int64_t row = cofk_group_row(k, group, (k.call.rank + other) % n);
-            if (other == 0 && pushed == wave)
-                cofk_push_group<Code, Elem>(k, g.epoch, (int64_t)++pushed * gridDim.x + blockIdx.x);
-            if (group < 0 || row >= k.n_tokens)
+            const bool is_own = item % 2 == 0;
+            const int turn = item / 2 - !is_own, row = cofk_row_of(k, turn);
+            if (is_own && pushed == turn) {
+                const int next = cofk_row_of(k, ++pushed);
+                if (next < k.n_tokens)
+                    cofk_push_to_owner<Code, Elem>(
+                        k, g.epoch, next, cofk_first_slot<Code, Elem>(k, k.x + next * k.x_pitch));
+            }
+            if (turn < 0 || row >= k.n_tokens || (row % k.call.n_ranks == k.call.rank) != is_own)
                 continue;
             const struct cofk_vector<Elem> residual = cofk_prefetch<Elem>(k, row);
             if (!cofd_block_all(cofk_take_row<Code, Elem>(k, g.epoch, row, &memory.missing)))
                 break;
-            if (other == 0) {
-                if (k.is_exact)
-                    cofk_push_sums<Code, cofk_f32>(k, g.epoch, cofk_sums(), row);
-                else
-                    cofk_push_sums<Code, Elem>(k, g.epoch, cofk_sums(), row);
+            if (is_own && k.is_exact) {
+                cofk_push_exact_sums<Code>(k, g.epoch, cofk_sums(), row);
                 __syncthreads(); /* all have read the sums */
             }
             cofk_finish_row<Elem>(k, row, cofk_sums(), memory.segment, residual,
@@ -227,7 +240,7 @@ cofk_arn_two_shot(const __grid_constant__ struct cofi_arn_kernel k)
         if (item < n_items)
             is_alive = cofk_wait_on(g, &memory.missing, item);
     }
-    cofk_close<Elem>(k, g, is_alive, blockIdx.x, (int)gridDim.x);
+    cofk_close<Elem>(k, g, is_alive, item / 2 > 0 ? item / 2 - 1 : 0);
 }
 
 /* ---- which of them -------------------------------------------------------------------------- */
