@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where two-shot takes over from one-shot: python bench/crossover.py FILE
 
-FILE is a document of `cofuse bench 'name=crossover ' --device cuda --json FILE`. Prints, as Markdown,
-a table for each rank count and H, the sizes at which the medians cross, and the default of the
-plans. Exit status 2 where the document has none of these cases.
+FILE is a document of `cofuse bench 'name=crossover ' --device cuda --json FILE`. Prints, as
+Markdown, a table for each rank count and H, the sizes at which the medians cross, and the default
+of the plans. Exit status 2 where the document has none of these cases.
 """
 
 import json
