@@ -49,8 +49,8 @@ if [ -z "$list" ] && { [ ! -x build/cofuse ] || [ ${#names[@]} -eq 0 ]; }; then
 fi
 ranks=${ranks:-$((n_devices > 2 ? n_devices : 2))}
 # "NVIDIA H200": h200-4gpus; h200-2gpus-4ranks where the numbers differ.
-machine=$(sed -E 's/^NVIDIA //; s/[^A-Za-z0-9].*//' <<<"${names[0]:-gpu}" | tr '[:upper:]' '[:lower:]')
-machine+=-${n_devices}gpus
+machine=$(sed -E 's/^NVIDIA //; s/[^A-Za-z0-9].*//' <<<"${names[0]:-gpu}")
+machine=${machine,,}-${n_devices}gpus
 [ "$ranks" -eq "$n_devices" ] || machine+=-${ranks}ranks
 
 # Ranks that share devices are threads, which run at once, where processes take turns of 2 ms. The

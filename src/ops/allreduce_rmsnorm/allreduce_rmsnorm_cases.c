@@ -119,8 +119,8 @@ static const char *const listed_cuda[] = {
     "h=1000 t=130:1:131 capacity=140 algorithm=two_shot calls=12 delay=random epoch=before_turn",
     "h=1000 t=4:2 one_shot_rows=2 calls=12 graph=replayed delay=random epoch=before_turn",
 };
-/* The table that others have published for this operator, over 4 ranks: the largest error at each T.
- * And one plan whose calls alternate between them. Calls of 4096 rows take their time. */
+/* The table that others have published for this operator, over 4 ranks: the largest error at each
+ * T. And one plan whose calls alternate between them. Calls of 4096 rows take their time. */
 static const struct published {
     const char *line;
     double max_error;
