@@ -78,8 +78,7 @@ class Rank(DeviceRank):
                     trouble = f"errors {errors} against fp64, allowed {bound:.1e}"
                 case["errors"][name], case["same_bits"][name] = errors, same
             if trouble:
-                case["failures"].append(
-                    dict(tokens=case["tokens"], contender=name, error=trouble))
+                case["failures"].append(dict(contender=name, error=trouble))
             else:
                 good[name] = contender
         return good
@@ -108,6 +107,8 @@ class Rank(DeviceRank):
         n_calls = self.options["calls"]
         ready = {name: (self.enqueuer(c, n_sets), n_calls) for name, c in good.items()}
         case["times_s"] = self.times(ready, buffers.restore)
+        for failure in case["failures"]:
+            failure["tokens"] = n_tokens
         self.meet()
         ready.clear()  # graphs before the plans in them
         for plan in plans:
