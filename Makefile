@@ -4,7 +4,7 @@
 # Thin: CMake builds (CMakePresets.json), scripts test. `make help` lists the targets.
 
 .PHONY: all setup setup-test demo test test-gpu check bench bench-gpu asan ubsan tsan install clean
-.PHONY: help models-full
+.PHONY: help models-full published
 .NOTPARALLEL:
 PREFIX ?= /usr/local
 
@@ -35,6 +35,10 @@ bench: all
 bench-gpu: all
 	@bench/bench_gpu.sh --json build/bench-gpu.json
 
+published: all
+	@python/build_site.sh
+	@bench/published.sh
+
 models-full: setup-test
 	@ci/check_models.sh --full
 
@@ -55,6 +59,7 @@ help:
 	@echo "make check    every kernel against its reference"
 	@echo "make bench    times the same calls; build/bench.json"
 	@echo "make bench-gpu the same on CUDA devices; build/bench-gpu.json"
+	@echo "make published  the published tables on CUDA devices, and rivals; build/published"
 	@echo "make asan     unit tests and a short check under AddressSanitizer; also: ubsan, tsan"
 	@echo "make models-full  the protocol models, with the sizes that take long too"
 	@echo "make install  into PREFIX ($(PREFIX))"

@@ -75,29 +75,33 @@ check_page docs/performance.md cpu "${1:-}"
 check_page docs/cuda.md cuda "${1:-}"
 [ "${1:-}" != --update ] || build/cofuse info --env-markdown >docs/environment.md
 
-# Tables beside rivals, which lie between "<!-- peers: FILE -->" and "<!-- peers: end -->".
-with_peers() { # PAGE: the page with these tables made anew
-    local line file='' begin='^<!-- peers: (bench/peers/results/[A-Za-z0-9_.-]+\.json) -->$'
+# Tables that a program in Python makes of one document lie between "<!-- peers: FILE -->" and
+# "<!-- peers: end -->": those beside rivals; also "errors" and "crossover", of bench/NAME.py.
+with_shown() { # PAGE: the page with these tables made anew
+    local line file='' program begin end
+    begin='^<!-- (peers|errors|crossover): (bench/(peers/)?results/[A-Za-z0-9_.-]+\.json) -->$'
+    end='^<!-- (peers|errors|crossover): end -->$'
     while IFS= read -r line; do
-        [ "$line" != '<!-- peers: end -->' ] || file=''
+        [[ ! $line =~ $end ]] || file=''
         [ -n "$file" ] || printf '%s\n' "$line"
         if [[ $line =~ $begin ]]; then
-            file=${BASH_REMATCH[1]}
-            printf '\n%s\n\n' "$(python3 -B bench/peers/show.py "$file")"
+            file=${BASH_REMATCH[2]} program=bench/${BASH_REMATCH[1]}.py
+            [ "${BASH_REMATCH[1]}" != peers ] || program=bench/peers/show.py
+            printf '\n%s\n\n' "$(python3 -B "$program" "$file")"
         fi
     done <"$1"
     [ -z "$file" ] || echo "no end of the table of $file"
 }
-mapfile -t with_rivals < <(grep -lE '^<!-- peers: ' docs/*.md)
-if [ ${#with_rivals[@]} -gt 0 ] && ! command -v python3 >/dev/null; then
-    echo "tables beside rivals: not checked, there is no python3"
-    with_rivals=()
+mapfile -t pages < <(grep -lE '^<!-- (peers|errors|crossover): ' docs/*.md)
+if [ ${#pages[@]} -gt 0 ] && ! command -v python3 >/dev/null; then
+    echo "tables that programs in Python make: not checked, there is no python3"
+    pages=()
 fi
-for page in "${with_rivals[@]}"; do
-    with_peers "$page" >"$scratch/peers.md"
-    [ "${1:-}" != --update ] || cp "$scratch/peers.md" "$page"
-    difference=$(diff "$page" "$scratch/peers.md") ||
-        fail "$page is not in step with bench/peers/results (ci/check_docs.sh --update):
+for page in "${pages[@]}"; do
+    with_shown "$page" >"$scratch/shown.md"
+    [ "${1:-}" != --update ] || cp "$scratch/shown.md" "$page"
+    difference=$(diff "$page" "$scratch/shown.md") ||
+        fail "$page is not in step with the documents it shows (ci/check_docs.sh --update):
 $difference"
 done
 

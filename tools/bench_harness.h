@@ -154,7 +154,8 @@ struct cofi_bench_failure {
 };
 
 struct cofi_bench_report {
-    char date[32], version[32], command[1024], device[8];
+    struct cofi_cli_run run;
+    char device[8];
     struct cofi_bench_machine machine;
     int64_t n_processes, repeat, warmup, n_threads;
     double seconds;

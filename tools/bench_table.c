@@ -134,7 +134,7 @@ static void print_markdown_machine(const struct cofi_bench_report *report)
         printf("%d x %s, driver of CUDA %s, runtime %s;\n", m->gpus, m->gpu, m->gpu_driver,
                m->gpu_runtime);
     printf("%s, %d cores, %s;\nproducts by %s; cofuse %s, %.10s; starts of each variant: %lld.\n",
-           m->cpu, m->cores, m->isa, m->gemm, report->version, report->date,
+           m->cpu, m->cores, m->isa, m->gemm, report->run.version, report->run.date,
            (long long)report->n_processes);
 }
 

@@ -12,8 +12,10 @@
 #include <string.h>
 #include <sys/time.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
+#include "cofuse/version.h"
 #include "job.h"
 
 static const char *command_words = "cofuse";
@@ -166,6 +168,16 @@ bool cofi_cli_matches(const char *pattern, const char *line)
         return true;
     snprintf(wide, sizeof wide, "*%s*", pattern);
     return strpbrk(pattern, "*?") && fnmatch(wide, line, 0) == 0;
+}
+
+void cofi_cli_run_read(int argc, char **argv, struct cofi_cli_run *run)
+{
+    time_t now = time(NULL);
+    strftime(run->date, sizeof run->date, "%Y-%m-%dT%H:%M:%SZ", gmtime(&now));
+    snprintf(run->version, sizeof run->version, "%s", cof_version());
+    size_t at = (size_t)snprintf(run->command, sizeof run->command, "%s", command_words);
+    for (int i = 1; i < argc && at < sizeof run->command; i++)
+        at += (size_t)snprintf(run->command + at, sizeof run->command - at, " %s", argv[i]);
 }
 
 static char busy_text[128];

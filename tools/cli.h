@@ -45,6 +45,12 @@ bool cofi_cli_ranks(const char *option, const char *text, struct cofi_rank_count
 /* Whether PATTERN selects a case's line: it is part of it, or matches a part with * and ?. */
 bool cofi_cli_matches(const char *pattern, const char *line);
 
+/* What documents tell of the run that made them: when it began, UTC; of Cofuse; the words. */
+struct cofi_cli_run {
+    char date[32], version[32], command[1024];
+};
+void cofi_cli_run_read(int argc, char **argv, struct cofi_cli_run *run_out);
+
 /* When stderr is a terminal: shows `text` and the seconds passed once it has taken more than a
  * second, until cofi_cli_idle. By SIGALRM, so it works while the caller is blocked. */
 void cofi_cli_busy(const char *text);

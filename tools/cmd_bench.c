@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "bench_harness.h"
@@ -266,14 +265,8 @@ static int measure(const struct cofi_bench_options *o, const struct cofi_bench_l
 static void begin_report(const struct cofi_bench_options *o, int argc, char **argv,
                          struct cofi_bench_report *report)
 {
-    time_t now = time(NULL);
-    size_t at = 0;
-    strftime(report->date, sizeof report->date, "%Y-%m-%dT%H:%M:%SZ", gmtime(&now));
+    cofi_cli_run_read(argc, argv, &report->run);
     snprintf(report->device, sizeof report->device, "%s", o->cuda ? "cuda" : "cpu");
-    snprintf(report->version, sizeof report->version, "%s", cof_version());
-    for (int i = 0; i < argc && at < sizeof report->command; i++)
-        at += (size_t)snprintf(report->command + at, sizeof report->command - at, "%s%s",
-                               i ? " " : "cofuse ", argv[i]);
     report->n_processes = o->n_processes;
     report->repeat = o->repeat;
     report->warmup = o->warmup;

@@ -1,25 +1,22 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
 /* `cofuse check`: for each rank count starts one job with all its cases inside. The ranks walk the
- * same list; rank 0 prints, and keeps the counts in the shared memory, where the parent finds them
- * however the job ended. */
+ * same list; rank 0 prints, and keeps what came of them in the shared memory, where the parent
+ * finds it however the job ended. */
 #define _GNU_SOURCE
 #include <inttypes.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "cli.h"
+#include "check_job.h"
 #include "commands.h"
-#include "core/clock.h"
 #include "core/config.h"
 #include "job.h"
-#include "ops/check.h"
 #include "ops/runtime/runtime_check.h"
 
 static const char usage[] =
@@ -36,236 +33,27 @@ static const char usage[] =
     "                     theirs; only what has kernels for them is checked [cpu]\n"
     "      --seed N       of the data [1]\n"
     "      --full         all combinations that the makers thought of, not only a covering set\n"
+    "      --json FILE    write what came of each case, after each rank count\n"
     "      --list         print the cases and run none\n"
     "  -v, --verbose      print every case, with its errors beside their bounds\n";
 
-enum { HEADER_BYTES = 8192, LINE_BYTES = 512, RUN_TIMEOUT_SECONDS = 20 };
+/* ---- Ranks ---- */
 
-struct request {
-    struct cofi_rank_counts ranks;
-    cof_engine engine;
-    bool attach; /* over worlds of COF_ENGINE_SHM, or of devices */
-    bool cuda;   /* worlds of COF_ENGINE_CUDA; `engine` says what the ranks are */
-    int64_t seed;
-    bool full, list, verbose;
-    int n_patterns;
-    char **patterns;
-};
-
-/* At the beginning of the shared memory; the cases' part follows at HEADER_BYTES. */
-struct shared {
-    uint64_t magic;
-    int n_ranks;
-    _Atomic int64_t n_passed, n_failed, n_skipped;
-    _Atomic bool finished;
-    char line[LINE_BYTES]; /* of the case in hand, "" between cases */
-};
-static const uint64_t shared_magic = UINT64_C(0x6b63656863666f63);
-_Static_assert(sizeof(struct shared) <= HEADER_BYTES, "the header has room");
-
-/* ---- Selection ---- */
-
-static bool is_selected(const struct request *r, const char *line)
-{
-    bool selected = r->n_patterns == 0;
-    for (int i = 0; i < r->n_patterns && !selected; i++)
-        selected = cofi_cli_matches(r->patterns[i], line);
-    return selected;
-}
-
-/* The case's line with the rank count behind it. */
-static void full_line(const struct cofi_op_check *check, const struct cofi_check_options *options,
-                      int64_t idx, char *line)
-{
-    check->case_line(options, idx, line, LINE_BYTES - 20);
-    cofi_check_append(line, LINE_BYTES, " ranks=%d", options->n_ranks);
-}
-
-static struct cofi_check_options options_for(const struct request *r, int n_ranks)
-{
-    return (struct cofi_check_options){n_ranks, r->full, (uint64_t)r->seed, r->cuda};
-}
-
-/* The check of the i-th operator; NULL: it has none for these devices. */
-static const struct cofi_op_check *check_of(int i, bool cuda)
-{
-    const struct cofi_op_check *check = cofi_ops[i]->check;
-    return check && (check->has_cuda || !cuda) ? check : NULL;
-}
-
-static int64_t count_selected(const struct request *r, int n_ranks, bool print)
-{
-    struct cofi_check_options options = options_for(r, n_ranks);
-    int64_t n = 0;
-    for (int i = 0; cofi_ops[i]; i++) {
-        const struct cofi_op_check *check = check_of(i, options.cuda);
-        for (int64_t c = 0; check && c < check->n_cases(&options); c++) {
-            char line[LINE_BYTES];
-            full_line(check, &options, c, line);
-            if (!is_selected(r, line))
-                continue;
-            n++;
-            if (print)
-                puts(line);
-        }
-    }
-    return n;
-}
-
-/* ---- A rank ---- */
-
-struct rank_state {
-    const struct request *request;
-    struct cofi_check_options options;
-    struct cofi_job job;
-    struct shared *shared;
-    int64_t n_done, n_selected;
-};
-
-static bool shows_progress(const struct rank_state *s)
-{
-    return s->job.rank == 0 && !s->request->verbose && isatty(STDERR_FILENO);
-}
-
-static void clear_progress(const struct rank_state *s)
-{
-    if (shows_progress(s))
-        fputs("\r\033[K", stderr);
-}
-
-/* The command that runs a failed case again. */
-static void print_again(const struct cofi_check_options *options, const struct request *request,
-                        const char *line)
-{
-    const char *end = strstr(line, " ranks=");
-    printf("     again: %scofuse check '%.*s' --ranks %d --engine %s%s --seed %" PRIu64 "%s\n",
-           cofi_config_int(COFI_VAR_FORCE_STAGED) ? "COFUSE_FORCE_STAGED=1 " : "",
-           (int)(end ? end - line : LINE_BYTES - 1), line, options->n_ranks,
-           request->engine == COF_ENGINE_THREAD ? "thread" : request->attach ? "attach" : "shm",
-           request->cuda ? " --device cuda" : "", options->seed, options->full ? " --full" : "");
-}
-
-/* Rank 0 counts and prints a case that came to a verdict. */
-static void report(struct rank_state *s, const char *line, const struct cofi_check_result *result,
-                   double seconds)
-{
-    static const char *const words[] = {"ok  ", "FAIL", "skip"};
-    bool failed = result->verdict == COFI_FAILED;
-    if (s->job.rank != 0)
-        return;
-    (*(failed ? &s->shared->n_failed
-              : result->verdict == COFI_SKIPPED ? &s->shared->n_skipped : &s->shared->n_passed))++;
-    if (failed || s->request->verbose) {
-        clear_progress(s);
-        printf("%s %s (%.2f s):%s%s\n", words[result->verdict], line, seconds,
-               result->text[0] == ' ' ? "" : " ", result->text);
-    }
-    if (failed)
-        print_again(&s->options, s->request, line);
-    fflush(stdout);
-}
-
-static cof_status check_case(struct rank_state *s, const struct cofi_op_check *check, int64_t idx,
-                             const char *line)
-{
-    struct cofi_check_result result = {COFI_PASSED, ""};
-    if (s->job.rank == 0)
-        snprintf(s->shared->line, sizeof s->shared->line, "%s", line);
-    if (shows_progress(s))
-        fprintf(stderr, "\rranks %d: %" PRId64 "/%" PRId64 "\033[K", s->options.n_ranks,
-                s->n_done + 1, s->n_selected);
-    cof_status status = cof_team_barrier(s->job.team);
-    int64_t begin = cofi_now();
-    if (status == COF_OK)
-        status = check->run_case(&s->job, &s->options, idx, &result);
-    if (status != COF_OK)
-        return status;
-    report(s, line, &result, (double)(cofi_now() - begin) * 1e-9);
-    if (s->job.rank == 0)
-        s->shared->line[0] = 0;
-    s->n_done++;
-    return COF_OK;
-}
-
-static cof_status check_all(struct rank_state *s)
-{
-    for (int i = 0; cofi_ops[i]; i++) {
-        const struct cofi_op_check *check = check_of(i, s->options.cuda);
-        for (int64_t c = 0; check && c < check->n_cases(&s->options); c++) {
-            char line[LINE_BYTES];
-            full_line(check, &s->options, c, line);
-            if (!is_selected(s->request, line))
-                continue;
-            cof_status status = check_case(s, check, c, line);
-            if (status == COF_OK)
-                continue;
-            clear_progress(s);
-            fprintf(stderr, "cofuse check: rank %d: %s: %s\n  in %s\n", s->job.rank,
-                    cof_status_name(status), cof_last_error(), line);
-            return status;
-        }
-    }
-    clear_progress(s);
-    return COF_OK;
-}
-
-static int complain(cof_status status)
-{
-    fprintf(stderr, "cofuse check: %s: %s\n", cof_status_name(status), cof_last_error());
-    return COFI_EXIT_RANK;
-}
-
-/* The body of a rank, process or thread; returns its exit code. */
-static int run_rank(const struct request *r, cof_world_options *options, struct shared *shared,
-                    size_t bytes)
-{
-    const char *timeout = getenv("COFUSE_TIMEOUT");
-    struct rank_state s = {.request = r, .shared = shared};
-    options->engine = r->cuda ? COF_ENGINE_CUDA : r->engine;
-    options->run_timeout = timeout && *timeout ? 0 : RUN_TIMEOUT_SECONDS;
-    cof_status status = cof_world_create(options, &s.job.world);
-    if (status != COF_OK)
-        return complain(status);
-    const struct cofi_check_device *device = cofi_check_device(s.job.world);
-    status = device ? device->open(s.job.world) : COF_OK;
-    if (status != COF_OK) { /* the others see this rank leave */
-        complain(status);
-        cof_world_destroy(s.job.world);
-        return COFI_EXIT_RANK;
-    }
-    s.job.team = cof_world_team(s.job.world);
-    s.job.rank = cof_world_rank(s.job.world);
-    s.job.n_ranks = cof_world_size(s.job.world);
-    s.job.attach = r->attach;
-    s.job.shared = (char *)shared + HEADER_BYTES;
-    s.job.shared_bytes = bytes - HEADER_BYTES;
-    s.options = options_for(r, s.job.n_ranks);
-    s.n_selected = count_selected(r, s.job.n_ranks, false);
-    status = check_all(&s);
-    if (status == COF_OK && s.job.rank == 0)
-        shared->finished = true;
-    cof_world_destroy(s.job.world);
-    if (device)
-        device->close();
-    return status == COF_OK ? COFI_EXIT_OK : COFI_EXIT_RANK;
-}
-
-static int run_as_process(const struct request *r)
+static int run_as_process(const struct cofi_check_request *r)
 {
     size_t bytes;
-    struct shared *shared = cofi_job_shared(&bytes);
-    if (!shared || bytes < HEADER_BYTES || shared->magic != shared_magic) {
+    struct cofi_check_job *shared = cofi_job_shared(&bytes);
+    if (!shared || bytes < COFI_CHECK_HEADER_BYTES || shared->magic != COFI_CHECK_MAGIC) {
         cofi_cli_error("COFUSE_SHARED_FD is set, but is no memory of a parent `cofuse check`");
         return COFI_EXIT_RANK;
     }
     cof_world_options options = COF_WORLD_OPTIONS_INIT;
-    return run_rank(r, &options, shared, bytes);
+    return cofi_check_rank(r, &options, shared);
 }
 
 struct thread_rank {
-    const struct request *request;
-    struct shared *shared;
-    size_t bytes;
+    const struct cofi_check_request *request;
+    struct cofi_check_job *shared;
     const char *job;
     int rank, code;
     pthread_t thread;
@@ -278,13 +66,13 @@ static void *run_as_thread(void *arg)
     options.n_ranks = own->shared->n_ranks;
     options.rank = own->rank;
     options.job = own->job;
-    own->code = run_rank(own->request, &options, own->shared, own->bytes);
+    own->code = cofi_check_rank(own->request, &options, own->shared);
     return NULL;
 }
 
 /* ---- The parent ---- */
 
-static int run_threads(const struct request *r, struct shared *shared, size_t bytes)
+static int run_threads(const struct cofi_check_request *r, struct cofi_check_job *shared)
 {
     static struct thread_rank ranks[COFI_MAX_RANKS];
     static int n_jobs;
@@ -292,8 +80,7 @@ static int run_threads(const struct request *r, struct shared *shared, size_t by
     int n = 0, code = COFI_EXIT_OK;
     snprintf(job, sizeof job, "cofuse-check-%d-%d", (int)getpid(), n_jobs++);
     for (; n < shared->n_ranks; n++) {
-        ranks[n] = (struct thread_rank){.request = r, .shared = shared, .bytes = bytes, .job = job,
-                                        .rank = n};
+        ranks[n] = (struct thread_rank){.request = r, .shared = shared, .job = job, .rank = n};
         if (pthread_create(&ranks[n].thread, NULL, run_as_thread, &ranks[n]) != 0) {
             cofi_cli_error("rank %d: no thread to be had", n);
             code = COFI_EXIT_RANK;
@@ -324,76 +111,126 @@ static int run_processes(int n_ranks, int shared_fd, int argc, char **argv)
     return code;
 }
 
-/* One rank count; adds its counts to `total`. */
-static int run_job(const struct request *r, int n_ranks, int argc, char **argv,
-                   struct shared *total)
+/* The memory of a job of this rank count; its descriptor, or -1 after a message. */
+static int make_job(const struct cofi_check_request *r, int n_ranks, int64_t n_selected,
+                    struct cofi_check_job **job_out)
 {
-    struct cofi_check_options options = options_for(r, n_ranks);
-    size_t bytes = 0;
-    if (count_selected(r, n_ranks, false) == 0)
-        return COFI_EXIT_OK;
+    struct cofi_check_options options = cofi_check_job_options(r, n_ranks);
+    int64_t max_records = r->json ? n_selected : 0;
+    size_t case_bytes = 0;
     for (int i = 0; cofi_ops[i]; i++) {
-        const struct cofi_op_check *check = check_of(i, r->cuda);
+        const struct cofi_op_check *check = cofi_check_of(i, r->cuda);
         size_t wanted = check ? check->shared_bytes(&options) : 0;
-        bytes = wanted > bytes ? wanted : bytes;
+        case_bytes = wanted > case_bytes ? wanted : case_bytes;
     }
-    bytes += HEADER_BYTES;
     void *memory;
-    int fd = cofi_job_shared_create(bytes, &memory);
+    int fd = cofi_job_shared_create(cofi_check_job_bytes(case_bytes, max_records), &memory);
+    if (fd < 0)
+        return -1;
+    *job_out = memory;
+    (*job_out)->magic = COFI_CHECK_MAGIC;
+    (*job_out)->n_ranks = n_ranks;
+    (*job_out)->case_bytes = case_bytes;
+    (*job_out)->max_records = max_records;
+    return fd;
+}
+
+/* The case that was in hand when the ranks ended before the last one. */
+static void blame_case(const struct cofi_check_request *r, struct cofi_check_job *job)
+{
+    static const struct cofi_check_result result = {COFI_FAILED, "the run itself failed"};
+    struct cofi_check_options options = cofi_check_job_options(r, job->n_ranks);
+    job->line[COFI_CHECK_LINE_BYTES - 1] = 0;
+    printf("FAIL %s: %s\n", job->line, result.text);
+    cofi_check_print_again(&options, r, job->line);
+    cofi_check_keep(job, job->line, &result, 0);
+    job->n_failed++;
+}
+
+/* One rank count; its counts and records go to the report. */
+static int run_job(const struct cofi_check_request *r, int n_ranks, int argc, char **argv,
+                   struct cofi_check_report *report)
+{
+    int64_t n_selected = cofi_check_count(r, n_ranks, false);
+    struct cofi_check_job *job;
+    if (n_selected == 0)
+        return COFI_EXIT_OK;
+    int fd = make_job(r, n_ranks, n_selected, &job);
     if (fd < 0)
         return COFI_EXIT_RANK;
-    struct shared *shared = memory;
-    shared->magic = shared_magic;
-    shared->n_ranks = n_ranks;
     fflush(stdout);
-    int code = r->engine == COF_ENGINE_THREAD ? run_threads(r, shared, bytes)
+    int code = r->engine == COF_ENGINE_THREAD ? run_threads(r, job)
                                               : run_processes(n_ranks, fd, argc, argv);
-    if (code == COFI_EXIT_OK && !shared->finished)
+    if (code == COFI_EXIT_OK && !job->finished)
         code = COFI_EXIT_RANK;
-    if (code != COFI_EXIT_OK && shared->line[0]) {
-        shared->line[LINE_BYTES - 1] = 0;
-        printf("FAIL %s: the run itself failed\n", shared->line);
-        print_again(&options, r, shared->line);
-        shared->n_failed++;
-    }
+    if (code != COFI_EXIT_OK && job->line[0])
+        blame_case(r, job);
     if (code != COFI_EXIT_OK)
         cofi_cli_error("%d ranks: stopped before the last case", n_ranks);
-    total->n_passed += shared->n_passed;
-    total->n_failed += shared->n_failed;
-    total->n_skipped += shared->n_skipped;
-    munmap(memory, bytes);
+    if (!cofi_check_report_add(report, job) ||
+        (r->json && !cofi_check_json_write(report, r->json)))
+        code = COFI_EXIT_RANK;
+    munmap(job, cofi_check_job_bytes(job->case_bytes, job->max_records));
     close(fd);
     return code;
 }
 
-static int run_jobs(const struct request *r, int argc, char **argv)
+/* CUDA makes threads. They are to leave the signals to this one, which waits for them in a job. */
+static void hold_signals(sigset_t *before)
 {
-    struct shared total = {0};
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, before);
+}
+
+static void begin_report(const struct cofi_check_request *r, int argc, char **argv,
+                         struct cofi_check_report *report)
+{
+    sigset_t before;
+    *report = (struct cofi_check_report){.seed = r->seed, .full = r->full};
+    if (!r->json)
+        return;
+    cofi_cli_run_read(argc, argv, &report->run);
+    hold_signals(&before);
+    cofi_bench_machine_read(r->cuda, &report->machine);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    snprintf(report->device, sizeof report->device, "%s", r->cuda ? "cuda" : "cpu");
+    snprintf(report->engine, sizeof report->engine, "%s",
+             r->engine == COF_ENGINE_THREAD ? "thread" : r->attach ? "attach" : "shm");
+}
+
+static int run_jobs(const struct cofi_check_request *r, int argc, char **argv)
+{
+    struct cofi_check_report report;
     int64_t n_selected = 0;
     int code = COFI_EXIT_OK;
     for (int i = 0; i < r->ranks.n; i++)
-        n_selected += count_selected(r, r->ranks.ranks[i], r->list);
+        n_selected += cofi_check_count(r, r->ranks.ranks[i], r->list);
     if (n_selected == 0)
         return cofi_cli_error("no case matches \"%s\" (--list prints them)",
                               r->n_patterns ? r->patterns[0] : "");
     if (r->list)
         return COFI_EXIT_OK;
+    begin_report(r, argc, argv, &report);
+    if (r->json && !cofi_check_json_write(&report, r->json)) /* now, not after an hour */
+        return COFI_EXIT_USAGE;
     for (int i = 0; i < r->ranks.n; i++) {
-        int job_code = run_job(r, r->ranks.ranks[i], argc, argv, &total);
+        int job_code = run_job(r, r->ranks.ranks[i], argc, argv, &report);
         code = job_code != COFI_EXIT_OK ? COFI_EXIT_RANK : code;
     }
-    printf("%" PRId64 " passed, %" PRId64 " failed", (int64_t)total.n_passed,
-           (int64_t)total.n_failed);
-    if (total.n_skipped)
-        printf(", %" PRId64 " skipped", (int64_t)total.n_skipped);
+    printf("%" PRId64 " passed, %" PRId64 " failed", report.n_passed, report.n_failed);
+    if (report.n_skipped)
+        printf(", %" PRId64 " skipped", report.n_skipped);
     printf("\n");
-    return code != COFI_EXIT_OK ? code : total.n_failed ? COFI_EXIT_CHECK : COFI_EXIT_OK;
+    free(report.records);
+    return code != COFI_EXIT_OK ? code : report.n_failed ? COFI_EXIT_CHECK : COFI_EXIT_OK;
 }
 
-enum { OPT_RANKS = 256, OPT_ENGINE, OPT_DEVICE, OPT_SEED, OPT_FULL, OPT_LIST, OPT_CHILD };
+enum { OPT_RANKS = 256, OPT_ENGINE, OPT_DEVICE, OPT_SEED, OPT_FULL, OPT_LIST, OPT_JSON,
+       OPT_CHILD };
 
 /* COFI_EXIT_OK, or the exit code after a message. */
-static int parse_option(struct request *r, int option)
+static int parse_option(struct cofi_check_request *r, int option)
 {
     int choice;
     bool ok = true;
@@ -412,25 +249,24 @@ static int parse_option(struct request *r, int option)
     case OPT_SEED: ok = cofi_cli_int("--seed", optarg, 0, INT64_MAX, &r->seed); break;
     case OPT_FULL: r->full = true; break;
     case OPT_LIST: r->list = true; break;
+    case OPT_JSON: r->json = optarg; break;
     case 'v': r->verbose = true; break;
     default: ok = false;
     }
     return ok ? COFI_EXIT_OK : COFI_EXIT_USAGE;
 }
 
-/* CUDA makes threads. They are to leave the signals to this one, which waits for them in a job. */
 static cof_status ask_device(const struct cofi_check_device *device)
 {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    sigset_t before;
+    hold_signals(&before);
     cof_status status = device->available();
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return status;
 }
 
 /* COFI_EXIT_OK, or the exit code after a message. Ranks ask when they make their worlds. */
-static int require_cuda(const struct request *r)
+static int require_cuda(const struct cofi_check_request *r)
 {
     const struct cofi_check_device *device = cofi_check_cuda();
     if (!device) {
@@ -456,12 +292,13 @@ int cofi_cmd_check(int argc, char **argv)
         {"seed", required_argument, NULL, OPT_SEED},
         {"full", no_argument, NULL, OPT_FULL},
         {"list", no_argument, NULL, OPT_LIST},
+        {"json", required_argument, NULL, OPT_JSON},
         {"child", required_argument, NULL, OPT_CHILD}, /* of a case that needs processes */
         {"verbose", no_argument, NULL, 'v'},
         {"help", no_argument, NULL, 'h'},
         {NULL, 0, NULL, 0},
     };
-    struct request r = {.ranks = {4, {1, 2, 3, 4}}, .seed = 1};
+    struct cofi_check_request r = {.ranks = {4, {1, 2, 3, 4}}, .seed = 1};
     for (int c; (c = cofi_cli_next(argc, argv, "vh", options)) != -1;) {
         if (c == 'h') {
             fputs(usage, stdout);

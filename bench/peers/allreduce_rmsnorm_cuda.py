@@ -4,7 +4,8 @@
 
     python bench/peers/allreduce_rmsnorm_cuda.py --json OUT.json
 
-Starts the ranks itself, one to a GPU. What is compared, and the JSON: bench/peers/README.md.
+Starts the ranks itself: rank r works on GPU r modulo their number. What is compared, and the JSON:
+bench/peers/README.md.
 """
 
 import argparse
@@ -20,13 +21,16 @@ OURS = ("cofuse", "cofuse-eager")
 
 def _parser():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, default=2, help="GPUs")
+    parser.add_argument("--ranks", type=int, default=2,
+                        help="where there are fewer GPUs, several share one")
     parser.add_argument("--tokens", type=numbers, default=TOKENS, help="T of each case")
     parser.add_argument("--hidden", type=int, default=4096)
     parser.add_argument("--dtype", choices=("bf16", "f16", "f32"), default="bf16")
     parser.add_argument("--calls", type=int, default=100, help="in one graph")
     parser.add_argument("--algorithms", default="auto",
                         help="of Cofuse, each a contender: auto,one_shot,two_shot")
+    parser.add_argument("--dry-run", action="store_true",
+                        help="the same on CPUs, to try the program; times mean nothing")
     add_set_options(parser, 7)
     return parser
 
@@ -34,6 +38,7 @@ def _parser():
 def _check(options, parser):
     if not 2 <= options.ranks <= 16 or options.hidden < 1 or options.calls < 1:
         parser.error("wanted --ranks from 2 to 16, --hidden, --calls from 1")
+    options.no_compile |= options.dry_run
 
 
 def _is_ours(name):

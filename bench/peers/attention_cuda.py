@@ -4,7 +4,8 @@
 
     python bench/peers/attention_cuda.py --json OUT.json
 
-Starts the ranks itself, one to a GPU. What is compared, and the JSON: bench/peers/README.md.
+Starts the ranks itself: rank r works on GPU r modulo their number. What is compared, and the JSON:
+bench/peers/README.md.
 """
 
 import argparse
@@ -28,7 +29,8 @@ def _heads(text):
 
 def _parser():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, default=2, help="GPUs")
+    parser.add_argument("--ranks", type=int, default=2,
+                        help="where there are fewer GPUs, several share one")
     parser.add_argument("--rows", type=numbers, default=ROWS, help="S of each case")
     parser.add_argument("--heads", type=_heads, default=[[20, 20], [32, 8]],
                         help="H or H:Hkv of each case, as 20,32:8")

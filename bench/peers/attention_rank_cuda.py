@@ -5,7 +5,6 @@
 import math
 
 import torch
-import torch.distributed as dist
 
 import cofuse
 from attention_rivals_cuda import Inputs, make_contenders
@@ -28,9 +27,7 @@ class Rank(DeviceRank):
         t, size = inputs, self.size
         whole = []
         for x in (t.k, t.v):
-            parts = [torch.empty_like(x) for _ in range(size)]
-            dist.all_gather(parts, x)
-            halves = [p[0].split(t.half) for p in parts]
+            halves = [p[0].split(t.half) for p in self.gathered(x)]
             whole.append(torch.cat([h[0] for h in halves] + [h[1] for h in reversed(halves)]))
         layout = cofuse.Layout(t.n_rows, size)
         generator = torch.Generator().manual_seed(self.rank)

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the programs have in common: the frame of a document, its rows, process sets on GPUs.
 
-A rank writes {"versions": ..., "cases": [...]}, the cases always in the same order. A case has
+A rank writes {"versions": ..., "devices": number of GPUs, "left_out": [...], "cases": [...]}, the
+cases always in the same order. A case has
 `times_s`: {contender: seconds of its samples}, and `failures`: objects that name a contender.
 """
 
@@ -95,6 +96,8 @@ def table(head, rows):
 def report(document, text):
     """Prints the table and the failures; the exit status."""
     print(text)
+    for missing in document.get("left_out", []):
+        print(f"left out: {missing['contender']}: {missing['why']}", file=sys.stderr)
     for failure in document["failures"]:
         print(f"failed: {failure}", file=sys.stderr)
     return 1 if document["failures"] else 0
@@ -117,7 +120,8 @@ class Sets:
         self.script, self.options, self.row = script, options, row
         self.sets = []
         self.seen = None
-        self.document = frame(os.path.basename(script), options, versions={}, sets=0)
+        self.document = frame(os.path.basename(script), options, versions={}, sets=0,
+                              devices=0, left_out=[])
         self.document["machine"]["gpus"] = _gpus()
 
     def _look(self, path, number):
@@ -132,7 +136,8 @@ class Sets:
         with open(path) as file:
             found = json.load(file)
         self.sets[number:] = [found["cases"]]
-        self.document["versions"] = found["versions"]
+        for name in ("versions", "devices", "left_out"):
+            self.document[name] = found[name]
         self._put_together()
 
     def _put_together(self):

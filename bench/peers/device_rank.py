@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the ranks of process sets on GPUs have in common: world and groups, meeting, timing.
 
+With fewer devices than ranks some share one. NCCL and torch's symmetric memory refuse that: their
+contenders are left out, and what Cofuse's are checked with goes through the host.
 With `dry_run` among the options the same is done on the CPU: gloo, Cofuse's processes, a clock.
 """
 
@@ -39,20 +41,28 @@ class DeviceRank:
     def __init__(self, options, rank, folder):
         self.options, self.rank, self.size = options, rank, options["ranks"]
         self.is_dry = options.get("dry_run", False)
-        self.device = torch.device("cpu") if self.is_dry else torch.device("cuda", rank)
+        self.n_devices = 0 if self.is_dry else min(torch.cuda.device_count(), self.size)
+        if not self.is_dry and self.n_devices == 0:
+            raise RuntimeError("torch sees no CUDA device")
+        self.shares = 0 < self.n_devices < self.size
+        self.device = (torch.device("cpu") if self.is_dry else
+                       torch.device("cuda", rank % self.n_devices))
         torch.set_grad_enabled(False)
         if self.is_dry:
             torch.set_num_threads(1)
         else:
             torch.cuda.set_device(self.device)
-        dist.init_process_group("gloo" if self.is_dry else "nccl", rank=rank, timeout=LIMIT,
+        by_host = self.is_dry or self.shares
+        dist.init_process_group("gloo" if by_host else "nccl", rank=rank, timeout=LIMIT,
                                 init_method=f"file://{folder}/store", world_size=self.size)
         self.group = dist.group.WORLD
         self.host = dist.new_group(backend="gloo", timeout=LIMIT)
         self.world = (cofuse.init(group=self.host, n_threads=1) if self.is_dry else
-                      cofuse.init(group=self.host, engine="cuda", device=rank))
+                      cofuse.init(group=self.host, engine="cuda",
+                                  device=self.device.index))
         self.stream = None if self.is_dry else torch.cuda.Stream()
         self.dtype = DTYPES[options["dtype"]]
+        self.left_out = {}
 
     # ---- over the ranks, on the host ----
 
@@ -69,6 +79,25 @@ class DeviceRank:
         texts = [None] * self.size
         dist.all_gather_object(texts, text, group=self.host)
         return next((t for t in texts if t), "")
+
+    # ---- over the ranks, tensors of the device ----
+
+    def _for_group(self, tensor):
+        """A compact one where the group takes it: of shared devices on the host."""
+        return tensor.cpu().contiguous() if self.shares else tensor.contiguous()
+
+    def gathered(self, tensor):
+        """Every rank's."""
+        own = self._for_group(tensor)
+        parts = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(parts, own)
+        return [p.to(self.device) for p in parts]
+
+    def sent(self, tensor, writer):
+        """That of the rank `writer`."""
+        theirs = self._for_group(tensor).clone()
+        dist.broadcast(theirs, writer)
+        return theirs.to(self.device)
 
     def finish(self):
         """Until what is enqueued here is done."""
@@ -106,11 +135,24 @@ class DeviceRank:
                 good[name] = contender
         return good
 
+    def _reason(self, name):
+        """Why this contender cannot be here; None: it can."""
+        if name.startswith("cofuse") or name == "sections-alone":
+            return None
+        if self.shares:
+            return (f"{self.size} ranks share {self.n_devices} devices; NCCL and symmetric memory "
+                    "want a device for each")
+        if self.is_dry and name.startswith(("one-shot", "two-shot")):
+            return "dry run: torch has symmetric memory on devices alone"
+        return None
+
     def chosen(self, makers):
-        """Those that the options name."""
+        """Those that the options name and that can be here; the others are in left_out."""
         only, without = self.options["only"], self.options["no_compile"]
         names = only.split(",") if only else list(makers)
-        return {n: makers[n] for n in names if not (without and "compiled" in n)}
+        names = [n for n in names if not (without and "compiled" in n)]
+        self.left_out.update((n, why) for n in names if (why := self._reason(n)))
+        return {n: makers[n] for n in names if n not in self.left_out}
 
     # ---- timing ----
 
@@ -207,7 +249,9 @@ class DeviceRank:
                     cases.append(self.case(key))
             self.say(f"case {key}: {time.monotonic() - begin:.1f} s")
             if self.rank == 0:
-                write_json(path, {"versions": self.versions(), "cases": cases})
+                left_out = [dict(contender=n, why=why) for n, why in self.left_out.items()]
+                write_json(path, {"versions": self.versions(), "devices": self.n_devices,
+                                  "left_out": left_out, "cases": cases})
         self.meet()
         self.world.close()
         dist.destroy_process_group()

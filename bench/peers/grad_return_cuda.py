@@ -4,7 +4,8 @@
 
     python bench/peers/grad_return_cuda.py --json OUT.json
 
-Starts the ranks itself, one to a GPU. What is compared, and the JSON: bench/peers/README.md.
+Starts the ranks itself: rank r works on GPU r modulo their number. What is compared, and the JSON:
+bench/peers/README.md.
 """
 
 import argparse
@@ -20,7 +21,8 @@ ITEM = {"bf16": 2, "f16": 2, "f32": 4}
 
 def _parser():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, default=2, help="GPUs")
+    parser.add_argument("--ranks", type=int, default=2,
+                        help="where there are fewer GPUs, several share one")
     parser.add_argument("--payloads", type=numbers, default=PAYLOADS,
                         help="bytes of dK and dV together, of an owner, of each case")
     parser.add_argument("--heads", type=int, default=8, help="Hkv")

@@ -5,7 +5,6 @@
 import math
 
 import torch
-import torch.distributed as dist
 
 import cofuse
 from device_rank import DeviceRank, relative, text_of
@@ -21,9 +20,11 @@ MAX_SETS = 16
 class Rank(DeviceRank):
     def __init__(self, options, rank, folder):
         super().__init__(options, rank, folder)
-        self.symmetric = symmetric_memory(
-            max(self._sets(n) * n for n in options["tokens"]) * options["hidden"], self.dtype,
-            self.device, self.group)
+        n = max(self._sets(n) * n for n in options["tokens"]) * options["hidden"]
+        if self.is_dry or self.shares:  # its contenders are left out
+            self.symmetric = torch.empty(n, dtype=self.dtype, device=self.device)
+        else:
+            self.symmetric = symmetric_memory(n, self.dtype, self.device, self.group)
 
     def _sets(self, n_tokens):
         """Sets of buffers that calls take in turn."""
@@ -34,9 +35,7 @@ class Rank(DeviceRank):
 
     def exact(self, buffers, i):
         """(norm_out, residual_out, sum) in fp64."""
-        parts = [torch.empty_like(buffers.kept[i]) for _ in range(self.size)]
-        dist.all_gather(parts, buffers.kept[i].contiguous())
-        total = sum(p.double() for p in parts)
+        total = sum(p.double() for p in self.gathered(buffers.kept[i]))
         z = total + buffers.residual[i].double()
         scale = torch.rsqrt(z.square().mean(1, keepdim=True) + EPS)
         return z * scale * buffers.weight.double(), z, total
@@ -45,8 +44,7 @@ class Rank(DeviceRank):
         """Whether rank 0 has the same."""
         if ours is None:
             return True
-        theirs = ours.clone()
-        dist.broadcast(theirs, 0)
+        theirs = self.sent(ours, 0)
         return torch.equal(theirs.view(torch.uint8), ours.contiguous().view(torch.uint8))
 
     def check(self, contender, buffers, exact):
@@ -80,8 +78,7 @@ class Rank(DeviceRank):
                     trouble = f"errors {errors} against fp64, allowed {bound:.1e}"
                 case["errors"][name], case["same_bits"][name] = errors, same
             if trouble:
-                case["failures"].append(
-                    dict(tokens=case["tokens"], contender=name, error=trouble))
+                case["failures"].append(dict(contender=name, error=trouble))
             else:
                 good[name] = contender
         return good
@@ -99,9 +96,10 @@ class Rank(DeviceRank):
     def case(self, n_tokens):
         n_sets, item = self._sets(n_tokens), self.dtype.itemsize
         buffers = Buffers(self.symmetric, n_tokens, n_sets, self.options["hidden"], self.rank)
-        contenders = make_contenders(self.world.team, self.group, buffers, self.options)
         case = dict(tokens=n_tokens, bytes=n_tokens * self.options["hidden"] * item,
                     buffers=n_sets, errors={}, same_bits={}, failures=[], plan=None)
+        makers = make_contenders(self.world.team, self.group, buffers, self.options)
+        contenders = self.made(self.chosen(makers), case["failures"])
         plans = [p for c in contenders.values() if (p := getattr(c, "plan", None))]
         if plans:
             case["plan"] = plans[0].describe
@@ -109,6 +107,8 @@ class Rank(DeviceRank):
         n_calls = self.options["calls"]
         ready = {name: (self.enqueuer(c, n_sets), n_calls) for name, c in good.items()}
         case["times_s"] = self.times(ready, buffers.restore)
+        for failure in case["failures"]:
+            failure["tokens"] = n_tokens
         self.meet()
         ready.clear()  # graphs before the plans in them
         for plan in plans:

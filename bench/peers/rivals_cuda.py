@@ -59,6 +59,7 @@ class Cofuse:
     def __init__(self, team, buffers, options, algorithm):
         n_tokens, hidden = buffers.x[0].shape
         self.buffers = buffers
+        self.is_dry = options["dry_run"]
         self.plan = cofuse.AllreduceRmsnormPlan(
             team, dtype=buffers.kept.dtype, hidden=hidden, max_tokens=n_tokens, eps=EPS,
             algorithm=algorithm)
@@ -66,7 +67,7 @@ class Cofuse:
     def call(self, i):
         b = self.buffers
         self.plan.run(b.x[i], b.residual[i], b.weight, b.residual_out[i], b.norm_out[i],
-                      stream=torch.cuda.current_stream())
+                      stream=None if self.is_dry else torch.cuda.current_stream())
 
     def outputs(self, i):
         return self.buffers.norm_out[i], self.buffers.residual_out[i]
@@ -124,7 +125,7 @@ class Eager:
 
 
 def make_contenders(team, group, buffers, options):
-    """{name: contender}, in the order in which they take turns."""
+    """{name: maker}, in the order in which they take turns."""
     first, *more = options["algorithms"].split(",")
     torch.compiler.reset()  # there is a limit to how often one function is compiled
 
@@ -142,10 +143,7 @@ def make_contenders(team, group, buffers, options):
         makers[f"{name}-alone"] = rival(Alone, how, False)
     makers["cofuse-eager"] = lambda: Eager(ours(first)())
     makers["nccl-eager"] = lambda: Eager(rival(Rival, "nccl", False)())
-    names = options["only"].split(",") if options["only"] else list(makers)
-    if options["no_compile"]:
-        names = [name for name in names if not name.endswith("-compiled")]
-    return {name: makers[name]() for name in names}
+    return makers
 
 
 def symmetric_memory(n_elements, dtype, device, group):

@@ -21,7 +21,10 @@ def head_of(document):
     if gpus:
         names = " and ".join(f"{gpus.count(g)} x {g}" for g in dict.fromkeys(gpus))
         where = f"{names}; {where}"
-    versions = document.get("versions") or {k: document[k] for k in ("torch", "python")}
+    if 0 < document.get("devices", 0) < document["settings"]["ranks"]:
+        where = (f"{document['settings']['ranks']} ranks on {document['devices']} GPUs, of which "
+                 f"some share one, so that times tell nothing of as many GPUs; {where}")
+    versions = document.get("versions", {k: document.get(k) for k in ("torch", "python")})
     versions = ", ".join(f"{k} {v}" for k, v in versions.items())
     return f"`{document['command']}`, {document['date'][:10]}; {where}; {versions}."
 

@@ -1,0 +1,84 @@
+#!/usr/bin/env bash
+# SPDX-FileCopyrightText: The Cofuse authors
+# SPDX-License-Identifier: Apache-2.0
+#
+# The published tables as far as a machine without devices has them: documents of `cofuse check`, of
+# runs that end badly too, and the programs that make tables of documents.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 2
+cofuse=${COFUSE:-build/cofuse}
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+# shellcheck source=tests/expect.sh
+source tests/expect.sh
+
+json=$scratch/errors.json
+expect "the published errors" 0 '^7 passed, 0 failed$' \
+    "$cofuse" check published_error --ranks 2,4 --json "$json"
+expect "one object for each case" 0 '^7$' grep -c '"verdict": "passed"' "$json"
+expect "an error beside its bound" 0 '' grep -qE '"text": "max 0\.0[0-9]+<=0\.03125"' "$json"
+expect "the case without the rank count" 0 '^0$' \
+    bash -c "grep '\"case\":' '$json' | grep -c ' ranks=' || true"
+# shellcheck disable=SC2016
+again='"$0" check "$(sed -n "s/^ *\"case\": \"\(.*\)\",$/\1/p" "$1" | head -n 1)" --ranks 4'
+expect "a case of the document is a pattern" 0 '^1 passed' bash -c "$again" "$cofuse" "$json"
+expect "ranks that are threads" 0 '' "$cofuse" check 'grad_return*s=2P *' --ranks 1,2 \
+    --engine thread --json "$scratch/threads.json"
+expect "two rank counts in one document" 0 '' \
+    bash -c "grep -q '\"ranks\": 1,' '$scratch/threads.json' &&
+             grep -q '\"ranks\": 2,' '$scratch/threads.json' &&
+             grep -q '\"engine\": \"thread\"' '$scratch/threads.json'"
+expect "--json into nowhere" 2 'nowhere/x' \
+    "$cofuse" check 'grad_return*s=2P *' --json "$scratch/nowhere/x"
+
+# A rank is killed after the first case: the one in hand is a failure, beside those that passed.
+export COFUSE_TEST_MARK=$$-$RANDOM
+victim() {
+    grep -lzx "COFUSE_TEST_MARK=$COFUSE_TEST_MARK" /proc/[0-9]*/environ 2>/dev/null |
+        while read -r file; do
+            grep -qzx 'COFUSE_RANK=1' "$file" 2>/dev/null && basename "${file%/environ}"
+        done | head -n 1
+}
+killed() {
+    local pid=
+    "$cofuse" check allreduce_rmsnorm --ranks 2 --verbose --json "$scratch/killed.json" \
+        >"$scratch/killed.log" &
+    local parent=$!
+    for _ in $(seq 600); do
+        ! grep -q '^ok' "$scratch/killed.log" || break
+        sleep 0.05
+    done
+    pid=$(victim)
+    [ -z "$pid" ] || kill -KILL "$pid"
+    wait "$parent"
+}
+expect "a rank that is killed" 3 'rank 1 was killed by signal 9' killed
+expect "its case has failed" 0 '' grep -q '"text": "the run itself failed"' "$scratch/killed.json"
+expect "and is counted" 0 '' grep -q '"failed": 1,' "$scratch/killed.json"
+expect "those before it are kept" 0 '' grep -q '"verdict": "passed"' "$scratch/killed.json"
+
+expect "rows of the script" 0 '^peers/attention .* --ranks 3 --rows 16380,65532,262140 ' \
+    bench/published.sh --list --ranks 3
+expect "one row" 0 '^1$' bash -c 'bench/published.sh --list --only "^latency" | wc -l'
+expect "one rank" 2 '^usage' bench/published.sh --ranks 1
+mkdir "$scratch/bin"
+printf '#!/bin/sh\nexit 9\n' >"$scratch/bin/nvidia-smi"
+chmod +x "$scratch/bin/nvidia-smi"
+expect "no device" 1 'a CUDA device; nothing was measured' \
+    env PATH="$scratch/bin:$PATH" bench/published.sh
+
+if command -v python3 >/dev/null; then
+    expect "tables of known answer" 0 '^OK$' python3 -B tests/crossover_test.py
+    expect "the table of errors" 0 '^\| 1024 \| 4 \| 0\.03[0-9]+ \| 0\.0625 \| passed \|$' \
+        python3 -B bench/errors.py "$json"
+    expect "no such cases" 2 'no case with published_error' \
+        python3 -B bench/errors.py "$scratch/threads.json"
+    "$cofuse" bench 'transfer=pull' --tiny --ranks 1 --json "$scratch/bench.json" >/dev/null
+    expect "no such results" 2 'no results of name=crossover' \
+        python3 -B bench/crossover.py "$scratch/bench.json"
+else
+    echo "tables: not tested, there is no python3"
+fi
+
+echo "$n_passed passed, $n_failed failed"
+[ $n_failed -eq 0 ]
