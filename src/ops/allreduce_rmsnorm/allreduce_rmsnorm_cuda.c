@@ -212,7 +212,7 @@ static cof_status check_device(const struct cofi_arn_plan *plan, struct state *s
     int major = 0;
     COF_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor,
                                     plan->base.team->world->device->device));
-    st->is_dependent = major >= 9;
+    st->is_dependent = major == 9; /* others run PTX of before, which does not wait */
     COF_FAIL_IF(plan->n_ranks > 1 && cofi_config_int(COFI_VAR_FORCE_STAGED) != 0,
                 COF_ERR_UNSUPPORTED,
                 "variable COFUSE_FORCE_STAGED = 1: allreduce_rmsnorm on devices stores into the "
