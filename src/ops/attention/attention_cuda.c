@@ -188,6 +188,20 @@ static cof_status open_kernels(struct cofi_attention_plan *plan, struct cofi_att
 
 /* ---- plan ----------------------------------------------------------------------------------- */
 
+/* Whether the own section has a stream to itself: where another one follows in step 1, and no part
+ * of it is merged, which would want the same buffer as those of the other. */
+static bool owns_beside(const struct cofi_attention_plan *plan,
+                        const struct cofi_attention_steps *steps)
+{
+    if (cofi_attention_gathers(plan) || steps->n_fetches == 0 ||
+        steps->fetches[0].owner != (plan->rank + plan->n_ranks - 1) % plan->n_ranks)
+        return false;
+    for (int i = 0; i < steps->n_jobs; i++)
+        if (steps->jobs[i].step == 0 && !steps->jobs[i].is_first)
+            return false;
+    return true;
+}
+
 static cof_status open_memory(struct cofi_attention_plan *plan, struct cofi_attention_device *d)
 {
     bool is_vmm = plan->base.team->world->device->memory == COFI_MEMORY_VMM;
@@ -196,8 +210,11 @@ static cof_status open_memory(struct cofi_attention_plan *plan, struct cofi_atte
     place(plan, &d->steps, d->memory.base, &d->at);
     if (!cofi_attention_gathers(plan))
         place_slots(plan, d->slot);
+    if (owns_beside(plan, &d->steps))
+        d->beside_workspace = (d->kernels.workspace_bytes + 255) / 256 * 256;
     if (d->kernels.workspace_bytes)
-        COF_TRY(cofi_cuda_block_make(d->device, is_vmm, d->kernels.workspace_bytes,
+        COF_TRY(cofi_cuda_block_make(d->device, is_vmm,
+                                     d->beside_workspace + d->kernels.workspace_bytes,
                                      &d->workspace));
     return COF_OK;
 }
@@ -206,12 +223,15 @@ static cof_status open_memory(struct cofi_attention_plan *plan, struct cofi_atte
  * and others wait for it. */
 static cof_status open_streams(struct cofi_attention_plan *plan, struct cofi_attention_device *d)
 {
-    cudaEvent_t *events[] = {&d->begun, &d->turned, &d->joined, &d->sent[0], &d->sent[1]};
+    cudaEvent_t *events[] = {&d->called, &d->begun,   &d->turned,  &d->joined,
+                             &d->own_done, &d->sent[0], &d->sent[1]};
     int least, greatest;
     if (plan->n_ranks == 1)
         return COF_OK;
     COF_CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
     COF_CUDA(cudaStreamCreateWithPriority(&d->comm, cudaStreamNonBlocking, greatest));
+    if (owns_beside(plan, &d->steps))
+        COF_CUDA(cudaStreamCreateWithPriority(&d->beside, cudaStreamNonBlocking, least));
     for (size_t i = 0; i < sizeof events / sizeof events[0]; i++)
         COF_CUDA(cudaEventCreateWithFlags(events[i], cudaEventDisableTiming));
     return COF_OK;
@@ -219,6 +239,9 @@ static cof_status open_streams(struct cofi_attention_plan *plan, struct cofi_att
 
 static cof_status open_all(struct cofi_attention_plan *plan, struct cofi_attention_device *d)
 {
+    int major = 0;
+    COF_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, d->device));
+    d->is_dependent = major == 9; /* what is compiled for others at run time does not wait */
     COF_TRY(make_steps(plan, &d->steps));
     COF_TRY(open_kernels(plan, d));
     COF_TRY(open_memory(plan, d));
@@ -249,12 +272,15 @@ static cof_status open_plan(struct cofi_attention_plan *plan)
 
 static void close_all(struct cofi_attention_device *d)
 {
-    cudaEvent_t events[] = {d->begun, d->turned, d->joined, d->sent[0], d->sent[1]};
+    cudaEvent_t events[] = {d->called,   d->begun,   d->turned, d->joined,
+                            d->own_done, d->sent[0], d->sent[1]};
     for (size_t i = 0; i < sizeof events / sizeof events[0]; i++)
         if (events[i])
             cudaEventDestroy(events[i]);
     if (d->comm)
         cudaStreamDestroy(d->comm);
+    if (d->beside)
+        cudaStreamDestroy(d->beside);
     cofi_cuda_block_close(&d->memory);
     cofi_cuda_block_close(&d->workspace);
     cofi_attention_kernels_close(&d->kernels);

@@ -1,11 +1,13 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* A forward call on CUDA devices. S is the caller's stream, C the plan's; r this rank, P ranks.
+/* A forward call on CUDA devices. S is the caller's stream, B and C are the plan's; r this rank, P
+ * ranks.
  *
  * Ring, by push: in step i = 1 .. P-1 this rank's keys go to the reader r+i, and those of the owner
  * r-i come, each into its reader's receive slot (i-1) mod 2.
- *   S  begin | own section | turn 1 | section 1, merge | turn 2 | section 2, merge | .. | finish
- *   C  put 1, put 2        |        |                  |        | put 3            | ..
+ *   S  begin |          turn 1 | section 1 .. merge | turn 2 | section 2, merge | .. | finish
+ *   B  own section ............           |
+ *   C        | put 1, put 2    |                    |        | put 3            | ..
  *   begin   waits until all have read this rank's keys of the last call
  *   turn i  waits for the end of put i, tells reader r+i, and acks section i-1 to the owner of step
  *           i+1, whose keys come into that slot next; then waits for the keys of owner r-i, and for
@@ -15,12 +17,20 @@
  * A step in which the reader sees none of the owner's keys has no put and no signal, and nobody
  * waits on its behalf: both ranks know from the layout. A turn with nothing to do is not launched.
  *
- * Why: a section has all multiprocessors, with their registers and shared memory, from its first
- * block to its last. A kernel on C begins only behind it, whatever its priority, and one that waits
- * there takes a place that a block of the next section needs. So only copy engines work on C, and
- * all kernels are on S. Keys that readers fetch have to be copied to where others may read them,
- * by a kernel too, and nothing lay under a section: at S = 8192, P = 2 a call took 553 us, its
- * sections 343, its transfer 183 and its merge 16. By puts it takes 381. (Two H200, 2026-11-30.)
+ * Why copy engines: a section has all multiprocessors, with their registers and shared memory, from
+ * its first block to the first that ends. Another kernel begins only then, whatever its priority.
+ * Keys that readers fetch have to be copied to where others may read them, by a kernel too, and
+ * nothing lay under a section: at S = 8192, P = 2 a call took 553 us, its sections 343, its
+ * transfer 183 and its merge 16. By puts it took 381. (Two H200, 2026-11-30.)
+ *
+ * Why B: cuDNN's kernels are a block for each multiprocessor, which take tiles of 128 rows of a
+ * head from one counter, those of a causal section in rising order of their length. So the blocks
+ * of the own section end one by one, over the time of its longest tile: at S = 8192, reckoned so,
+ * from 119 to 173 us; it was seen to take 180. The blocks of turn 1 and section 1 take the places
+ * that become free. Begin has its place before the own section fills the device, which begins
+ * behind an event and a memset; else it begins, and with it the puts, when the first block ends. A
+ * begin that waits keeps one multiprocessor of 132. Where a part of the own section is merged
+ * (windows), or step 1 has no section, the own section is on S behind begin.
  *
  * Words and buffers (w -> o: stored by w in o's slab)
  *   KV_READY   owner -> reader   the owner's rows of this call lie in the reader's slot (i-1) mod 2
@@ -29,9 +39,9 @@
  *                                wait for that of the last call, later ones for that of this call
  *   slot       in the reader's slab: written by the owner's put, read by section i
  * No circle: a turn signals before it waits. Turn i needs turns i of others only up to their
- * signals, behind their sections below i and puts up to i, and put i stands behind turn i-1. This
- * holds where S and C share one queue of the device too: S waits for puts alone, which wait for
- * nothing but S, and stand before that.
+ * signals, behind their sections below i and puts up to i, and put i stands behind turn i-1. B
+ * waits for nothing of this call. This holds where S, B and C share one queue of the device too: S
+ * waits for puts and the own section alone, which wait for nothing but S, and stand before that.
  *
  * Gather: words are those of the CPU (attention_gather.c).
  *   S  begin | .............................. wait C | half 0 x prefix | half 1 x prefix | finish
@@ -41,15 +51,17 @@
  *   gathered        C                        sections, on S     begin of the next call, on S
  *   partial         a section, on S          its merges, on S   in the order of S
  *   acc             merges, on S             later merges       likewise
+ *   o, lse          the own section, on B    merges, on S       S joins B before the first merge
+ *   workspace       sections of a stream     the same           one for S and one for B
  *
  * Where the arena is dead, waits are over at once, nothing is signalled and sections compute what
- * there is; the last kernel, behind both streams, then fills the outputs with NaN. */
+ * there is; the last kernel, behind all streams, then fills the outputs with NaN. */
 #include "core/faults.h"
 #include "ops/attention/attention_forward_cuda.h"
 #include "symm/call_cuda.h"
 #include "symm/options_cuda.h"
 
-/* ---- sections and merges, on S -------------------------------------------------------------- */
+/* ---- sections and merges -------------------------------------------------------------------- */
 
 /* Of a step of the plan's list, from 1, that of the ring. */
 static int ring_step(const struct cofi_forward *x, int listed)
@@ -93,8 +105,12 @@ static cof_status section(const struct cofi_forward *x, int idx)
     const int64_t o_row = cofi_attention_compact(plan, n->n_heads, n->dim_v).row * element;
     char *o = job->is_first ? x->o + q_begin * o_row : d->at.partial;
     float *lse = job->is_first ? x->lse + q_begin : d->at.partial_lse;
+    const bool is_beside = job->step == 0 && x->own != x->s;
+    char *workspace = d->workspace.base; /* sections that run at once need one each */
+    if (is_beside && workspace)
+        workspace += d->beside_workspace;
     return cofi_attention_kernels_run(&d->kernels, d->kernel[idx], q, kv[0], kv[1], o, lse,
-                                      d->workspace.base, x->s);
+                                      workspace, is_beside ? x->own : x->s);
 }
 
 static cof_status merge(const struct cofi_forward *x,
@@ -128,19 +144,22 @@ static cof_status merge(const struct cofi_forward *x,
     return cofi_attention_merge(&m, x->s);
 }
 
-/* A job and its merges. */
-static cof_status run_job(const struct cofi_forward *x, int idx)
+/* A job and its merges, which want the own section's result. */
+static cof_status run_job(struct cofi_forward *x, int idx)
 {
     const struct cofi_attention_job *job = &x->d->steps.jobs[idx];
     if (x->parts & COFI_PART_SECTIONS)
         COF_TRY(section(x, idx));
+    if (job->n_merges > 0)
+        COF_TRY(cofi_forward_join_own(x));
     for (int i = 0; i < job->n_merges && (x->parts & COFI_PART_MERGES); i++)
         COF_TRY(merge(x, job, &x->d->steps.merged[job->first_merge + i]));
+    x->is_merged = job->n_merges > 0;
     return COF_OK;
 }
 
 /* All jobs of a step of the plan's list; 0: own keys. */
-static cof_status run_listed(const struct cofi_forward *x, int listed)
+static cof_status run_listed(struct cofi_forward *x, int listed)
 {
     const struct cofi_attention_steps *steps = &x->d->steps;
     for (int i = 0; i < steps->n_jobs; i++)
@@ -205,10 +224,13 @@ cof_status cofi_attention_device_forward(struct cofi_attention_plan *plan,
 {
     struct cofi_attention_device *d = plan->device;
     struct cofi_forward x = {.plan = plan, .d = d, .call = call, .s = stream,
-                             .c = parts & COFI_PART_TRANSFER ? d->comm : NULL, .parts = parts};
+                             .c = parts & COFI_PART_TRANSFER ? d->comm : NULL, .own = stream,
+                             .parts = parts};
     if (plan->params.only_compact)
         COF_TRY(cofi_forward_check(&x));
     cof_status status = cofi_forward_take(&x);
+    if (status == COF_OK)
+        status = cofi_forward_fork_own(&x);
     if (status == COF_OK)
         status = begin(&x);
     if (status == COF_OK)

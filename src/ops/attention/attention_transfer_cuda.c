@@ -9,7 +9,7 @@
 
 #define MOVE_MIN_BATCH 5 /* gather: from so many on one kernel copies, not a copy for each entry */
 
-/* ---- C and S -------------------------------------------------------------------------------- */
+/* ---- S with B and C ------------------------------------------------------------------------- */
 
 /* C goes on behind the begin, once. */
 static cof_status fork_comm(struct cofi_forward *x)
@@ -21,11 +21,33 @@ static cof_status fork_comm(struct cofi_forward *x)
     return COF_OK;
 }
 
+cof_status cofi_forward_fork_own(struct cofi_forward *x)
+{
+    if (!x->c || !x->d->beside)
+        return COF_OK;
+    COF_CUDA(cudaEventRecord(x->d->called, x->s));
+    COF_CUDA(cudaStreamWaitEvent(x->d->beside, x->d->called, 0));
+    x->own = x->d->beside;
+    x->is_beside = true;
+    return COF_OK;
+}
+
+cof_status cofi_forward_join_own(struct cofi_forward *x)
+{
+    if (!x->is_beside)
+        return COF_OK;
+    x->is_beside = false;
+    COF_CUDA(cudaEventRecord(x->d->own_done, x->own));
+    COF_CUDA(cudaStreamWaitEvent(x->s, x->d->own_done, 0));
+    return COF_OK;
+}
+
 cof_status cofi_forward_join(struct cofi_forward *x)
 {
+    COF_TRY(cofi_forward_join_own(x));
     if (!x->is_ahead)
         return COF_OK;
-    x->is_ahead = false;
+    x->is_ahead = x->is_merged = false;
     COF_CUDA(cudaEventRecord(x->d->joined, x->c));
     COF_CUDA(cudaStreamWaitEvent(x->s, x->d->joined, 0));
     return COF_OK;
@@ -143,6 +165,7 @@ cof_status cofi_forward_turn(struct cofi_forward *x, int step)
     struct cofi_rows_range rows[2];
     if (!x->c)
         return COF_OK;
+    x->is_merged = false;
     struct cofi_attention_turn turn = {
         .binding = plan->binding.on_device, .ready = COFI_KV_READY, .ack = COFI_KV_ACK,
         .ready_to = -1, .ready_from = -1, .ack_to = -1, .ack_from = -1,
