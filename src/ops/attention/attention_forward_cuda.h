@@ -14,7 +14,7 @@ struct cofi_forward {
     struct cofi_attention_device *d;
     const struct cofi_attention_call *call;
     cudaStream_t s, c; /* c NULL: nothing is transferred */
-    cudaStream_t own;  /* for the own section: B, or S */
+    cudaStream_t b;    /* B; S where the plan has none, or nothing is transferred */
     int parts;         /* COFI_PART_.. bits */
     bool is_forked;    /* C goes on behind the begin on S */
     bool is_ahead;     /* C has what S does not wait for yet */
@@ -49,10 +49,10 @@ cof_status cofi_forward_by_rows(const struct cofi_forward *x, char *to, char *fr
 
 /* ---- attention_transfer_cuda.c ---- */
 
-/* B, where the plan has one, goes on behind what S has. */
-cof_status cofi_forward_fork_own(struct cofi_forward *x);
+/* B goes on behind what S has now, marked by the event. */
+cof_status cofi_forward_fork_beside(struct cofi_forward *x, cudaEvent_t event);
 /* S waits for all of B, if it does not yet. */
-cof_status cofi_forward_join_own(struct cofi_forward *x);
+cof_status cofi_forward_join_beside(struct cofi_forward *x);
 /* For all of B and C. */
 cof_status cofi_forward_join(struct cofi_forward *x);
 

@@ -21,30 +21,27 @@ static cof_status fork_comm(struct cofi_forward *x)
     return COF_OK;
 }
 
-cof_status cofi_forward_fork_own(struct cofi_forward *x)
+cof_status cofi_forward_fork_beside(struct cofi_forward *x, cudaEvent_t event)
 {
-    if (!x->c || !x->d->beside)
-        return COF_OK;
-    COF_CUDA(cudaEventRecord(x->d->called, x->s));
-    COF_CUDA(cudaStreamWaitEvent(x->d->beside, x->d->called, 0));
-    x->own = x->d->beside;
+    COF_CUDA(cudaEventRecord(event, x->s));
+    COF_CUDA(cudaStreamWaitEvent(x->b, event, 0));
     x->is_beside = true;
     return COF_OK;
 }
 
-cof_status cofi_forward_join_own(struct cofi_forward *x)
+cof_status cofi_forward_join_beside(struct cofi_forward *x)
 {
     if (!x->is_beside)
         return COF_OK;
     x->is_beside = false;
-    COF_CUDA(cudaEventRecord(x->d->own_done, x->own));
-    COF_CUDA(cudaStreamWaitEvent(x->s, x->d->own_done, 0));
+    COF_CUDA(cudaEventRecord(x->d->beside_done, x->b));
+    COF_CUDA(cudaStreamWaitEvent(x->s, x->d->beside_done, 0));
     return COF_OK;
 }
 
 cof_status cofi_forward_join(struct cofi_forward *x)
 {
-    COF_TRY(cofi_forward_join_own(x));
+    COF_TRY(cofi_forward_join_beside(x));
     if (!x->is_ahead)
         return COF_OK;
     x->is_ahead = x->is_merged = false;
