@@ -3,10 +3,11 @@
 /* Keys by push: the ring of src/ops/attention/attention_schedule_cuda.c.
  *
  * Step i = 1 .. P-1 of a call: rank r puts its keys into slot (i-1) mod 2 of the reader r+i, and a
- * section reads what the owner r-i put into its own. S begins the call, and before each section has
- * a turn, which signals and waits; C has the puts. A put is two stores, and a section looks twice.
- * Which keys are seen is free in every call, and known to both ranks. The epochs of the calls have
- * a gap, where the arena did something else in between.
+ * section reads what the owner r-i put into its own; that of the own keys, which nobody else
+ * writes, is left out. S begins the call, and before each section has a turn, which signals and
+ * waits; C has the puts. A put is two stores, and a section looks twice. Which keys are seen is
+ * free in every call, and known to both ranks. The epochs of the calls have a gap, where the arena
+ * did something else in between.
  *
  * AT_ONCE: a put and a section are one step each, for more ranks and calls.
  *

@@ -18,6 +18,10 @@
  * memory, one after the other. 66 took 73 us (two H200), one about 4. */
 #define FINISH_BLOCKS 4
 
+/* What the last job's merges read and write, from which on its heads are two sections: about 6 us
+ * of a merge, for an event and a launch more. */
+#define SPLIT_MIN_BYTES ((double)(24 << 20))
+
 /* ---- sizes ---------------------------------------------------------------------------------- */
 
 struct cofi_attention_strides cofi_attention_by_rows(const struct cofi_attention_plan *plan,
@@ -126,13 +130,16 @@ static void describe(const struct cofi_attention_plan *plan, char *text, size_t 
 
 /* ---- kernels -------------------------------------------------------------------------------- */
 
+/* Of so many kv heads. */
 static struct cofi_attention_shape shape_of(const struct cofi_attention_plan *plan,
                                             const struct cofi_attention_device *d,
-                                            const struct cofi_attention_job *job)
+                                            const struct cofi_attention_job *job,
+                                            int64_t n_kv_heads)
 {
     const struct cofi_attention_dims *n = &plan->dims;
     struct cofi_attention_shape shape = {
-        .elem = n->elem, .n_batch = n->n_batch, .n_heads = n->n_heads, .n_kv_heads = n->n_kv_heads,
+        .elem = n->elem, .n_batch = n->n_batch,
+        .n_heads = n_kv_heads * (n->n_heads / n->n_kv_heads), .n_kv_heads = n_kv_heads,
         .dim_qk = n->dim_qk, .dim_v = n->dim_v, .q_rows = job->pair.q_rows,
         .k_rows = job->pair.k_rows, .band = job->pair.band, .scale = n->scale,
         .q = cofi_attention_compact(plan, n->n_heads, n->dim_qk),
@@ -173,14 +180,55 @@ static void describe_engines(struct cofi_attention_plan *plan,
     }
 }
 
+/* Whether the own section has a stream to itself: where another one follows in step 1, and no part
+ * of it is merged, which would want the same buffer as those of the other. */
+static bool owns_beside(const struct cofi_attention_plan *plan,
+                        const struct cofi_attention_steps *steps)
+{
+    if (cofi_attention_gathers(plan) || steps->n_fetches == 0 ||
+        steps->fetches[0].owner != (plan->rank + plan->n_ranks - 1) % plan->n_ranks)
+        return false;
+    for (int i = 0; i < steps->n_jobs; i++)
+        if (steps->jobs[i].step == 0 && !steps->jobs[i].is_first)
+            return false;
+    return true;
+}
+
+/* The last job is split where its merge takes longer than what a split costs, and where rows of
+ * every head begin at multiples of 16 bytes. */
+static cof_status open_split(struct cofi_attention_plan *plan, struct cofi_attention_device *d)
+{
+    const struct cofi_attention_dims *n = &plan->dims;
+    const int64_t element = cofi_elem_bytes(n->elem), n_rest = (n->n_kv_heads + 3) / 4;
+    const int last = d->steps.n_jobs - 1;
+    d->split_job = -1;
+    if (!owns_beside(plan, &d->steps) || last < 1 || n->n_kv_heads < 2 ||
+        n->dim_qk * element % 16 || n->dim_v * element % 16)
+        return COF_OK;
+    const struct cofi_attention_job *job = &d->steps.jobs[last];
+    const double row_bytes = (double)(n->n_batch * n->n_heads * n->dim_v * element);
+    if (job->n_merges == 0 || 3 * row_bytes * (double)job->pair.q_rows < SPLIT_MIN_BYTES)
+        return COF_OK;
+    d->split_job = last;
+    d->split_kv_heads = n->n_kv_heads - n_rest;
+    for (int i = 0; i < 2; i++) {
+        struct cofi_attention_shape shape =
+            shape_of(plan, d, job, i == 0 ? d->split_kv_heads : n_rest);
+        COF_TRY(cofi_attention_kernels_open(&d->kernels, &shape, &d->split_kernel[i]));
+    }
+    return COF_OK;
+}
+
 static cof_status open_kernels(struct cofi_attention_plan *plan, struct cofi_attention_device *d)
 {
     d->kernel = calloc((size_t)d->steps.n_jobs + 1, sizeof *d->kernel);
     COF_FAIL_IF(!d->kernel, COF_ERR_NOMEM, "attention plan: no memory");
     for (int i = 0; i < d->steps.n_jobs; i++) {
-        struct cofi_attention_shape shape = shape_of(plan, d, &d->steps.jobs[i]);
+        struct cofi_attention_shape shape =
+            shape_of(plan, d, &d->steps.jobs[i], plan->dims.n_kv_heads);
         COF_TRY(cofi_attention_kernels_open(&d->kernels, &shape, &d->kernel[i]));
     }
+    COF_TRY(open_split(plan, d));
     COF_CUDA(cofi_load_attention_move());
     describe_engines(plan, d);
     return COF_OK;
@@ -196,8 +244,11 @@ static cof_status open_memory(struct cofi_attention_plan *plan, struct cofi_atte
     place(plan, &d->steps, d->memory.base, &d->at);
     if (!cofi_attention_gathers(plan))
         place_slots(plan, d->slot);
+    if (owns_beside(plan, &d->steps))
+        d->beside_workspace = (d->kernels.workspace_bytes + 255) / 256 * 256;
     if (d->kernels.workspace_bytes)
-        COF_TRY(cofi_cuda_block_make(d->device, is_vmm, d->kernels.workspace_bytes,
+        COF_TRY(cofi_cuda_block_make(d->device, is_vmm,
+                                     d->beside_workspace + d->kernels.workspace_bytes,
                                      &d->workspace));
     return COF_OK;
 }
@@ -206,12 +257,15 @@ static cof_status open_memory(struct cofi_attention_plan *plan, struct cofi_atte
  * and others wait for it. */
 static cof_status open_streams(struct cofi_attention_plan *plan, struct cofi_attention_device *d)
 {
-    cudaEvent_t *events[] = {&d->begun, &d->turned, &d->joined, &d->sent[0], &d->sent[1]};
+    cudaEvent_t *events[] = {&d->called,      &d->begun,   &d->turned, &d->split, &d->joined,
+                             &d->beside_done, &d->sent[0], &d->sent[1]};
     int least, greatest;
     if (plan->n_ranks == 1)
         return COF_OK;
     COF_CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
     COF_CUDA(cudaStreamCreateWithPriority(&d->comm, cudaStreamNonBlocking, greatest));
+    if (owns_beside(plan, &d->steps))
+        COF_CUDA(cudaStreamCreateWithPriority(&d->beside, cudaStreamNonBlocking, least));
     for (size_t i = 0; i < sizeof events / sizeof events[0]; i++)
         COF_CUDA(cudaEventCreateWithFlags(events[i], cudaEventDisableTiming));
     return COF_OK;
@@ -219,6 +273,9 @@ static cof_status open_streams(struct cofi_attention_plan *plan, struct cofi_att
 
 static cof_status open_all(struct cofi_attention_plan *plan, struct cofi_attention_device *d)
 {
+    int major = 0;
+    COF_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, d->device));
+    d->is_dependent = major == 9; /* what is compiled for others at run time does not wait */
     COF_TRY(make_steps(plan, &d->steps));
     COF_TRY(open_kernels(plan, d));
     COF_TRY(open_memory(plan, d));
@@ -249,12 +306,15 @@ static cof_status open_plan(struct cofi_attention_plan *plan)
 
 static void close_all(struct cofi_attention_device *d)
 {
-    cudaEvent_t events[] = {d->begun, d->turned, d->joined, d->sent[0], d->sent[1]};
+    cudaEvent_t events[] = {d->called,      d->begun,   d->turned, d->split, d->joined,
+                            d->beside_done, d->sent[0], d->sent[1]};
     for (size_t i = 0; i < sizeof events / sizeof events[0]; i++)
         if (events[i])
             cudaEventDestroy(events[i]);
     if (d->comm)
         cudaStreamDestroy(d->comm);
+    if (d->beside)
+        cudaStreamDestroy(d->beside);
     cofi_cuda_block_close(&d->memory);
     cofi_cuda_block_close(&d->workspace);
     cofi_attention_kernels_close(&d->kernels);

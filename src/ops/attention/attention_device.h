@@ -27,13 +27,21 @@ struct cofi_attention_device {
     struct cofi_attention_steps steps;
     struct cofi_attention_kernels kernels;
     int *kernel; /* by job */
+    /* The last job's heads as two sections, on S and on B, but where sections run alone. */
+    int split_job;          /* -1: none */
+    int64_t split_kv_heads; /* of the one on S */
+    int split_kernel[2];
     struct cofi_attention_places at;
     struct cofi_kv_buffer slot[2]; /* ring: receive slots, in the arena */
     struct cofi_cuda_block memory, workspace;
-    cudaStream_t comm; /* C: transfers; NULL for one rank */
-    cudaEvent_t begun, turned; /* recorded on S */
-    cudaEvent_t joined, sent[2]; /* on C */
+    size_t beside_workspace; /* where that of sections on B begins */
+    cudaStream_t comm;       /* C: transfers; NULL for one rank */
+    cudaStream_t beside;     /* B: the own section; NULL where it is on S */
+    cudaEvent_t called, begun, turned, split; /* recorded on S */
+    cudaEvent_t joined, sent[2];              /* on C */
+    cudaEvent_t beside_done;                  /* on B */
     int n_move_blocks, n_finish_blocks;
+    bool is_dependent; /* the device starts kernels before those before them have ended */
 };
 
 /* Strides of a compact tensor of the plan's format. */

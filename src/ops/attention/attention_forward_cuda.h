@@ -14,9 +14,12 @@ struct cofi_forward {
     struct cofi_attention_device *d;
     const struct cofi_attention_call *call;
     cudaStream_t s, c; /* c NULL: nothing is transferred */
+    cudaStream_t b;    /* B; S where the plan has none, or nothing is transferred */
     int parts;         /* COFI_PART_.. bits */
     bool is_forked;    /* C goes on behind the begin on S */
     bool is_ahead;     /* C has what S does not wait for yet */
+    bool is_beside;    /* B likewise */
+    bool is_merged;    /* what S has last is a merge */
     int last_put;      /* ring: step of the last put on C */
     /* Compact: the caller's tensors, or copies of them. */
     char *q, *k, *v, *o;
@@ -46,7 +49,11 @@ cof_status cofi_forward_by_rows(const struct cofi_forward *x, char *to, char *fr
 
 /* ---- attention_transfer_cuda.c ---- */
 
-/* S waits for all of C, if it does not yet. */
+/* B goes on behind what S has now, marked by the event. */
+cof_status cofi_forward_fork_beside(struct cofi_forward *x, cudaEvent_t event);
+/* S waits for all of B, if it does not yet. */
+cof_status cofi_forward_join_beside(struct cofi_forward *x);
+/* For all of B and C. */
 cof_status cofi_forward_join(struct cofi_forward *x);
 
 /* Ring. On C: this rank's keys of a step into its reader's slot; none past the last step. */

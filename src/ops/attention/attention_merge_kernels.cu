@@ -5,6 +5,7 @@
  * eight elements. It reads all of both parts before it writes, and the threads of a row have all
  * read both lse before one of them writes: so the result may lie where a part does. */
 #include "device/elements.cuh"
+#include "device/order.h"
 #include "ops/attention/attention_kernels_cuda.h"
 
 static_assert(COFI_MERGE_VECTORS * COFK_VECTOR * 32 >= COFI_EXACT_MAX_DIM, "a warp holds a row");
@@ -96,6 +97,7 @@ template <class A, class B, class O>
 __global__ void __launch_bounds__(COFI_MERGE_THREADS, 4)
 cofk_attention_merge(const __grid_constant__ struct cofi_merge_arguments k)
 {
+    cofd_let_next_kernel_begin();
     const int n_heads = (int)k.merge.n_heads, per_block = COFI_MERGE_THREADS / k.lanes;
     const int head = (int)blockIdx.x % n_heads;
     const int64_t row =

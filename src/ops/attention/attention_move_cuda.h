@@ -61,8 +61,9 @@ cudaError_t cofi_launch_attention_begin(struct cofd_binding *binding, const stru
 cudaError_t cofi_launch_attention_turn(const struct cofi_attention_turn *turn, cudaStream_t stream);
 cudaError_t cofi_launch_attention_move(const struct cofi_attention_move *move, int n_blocks,
                                        cudaStream_t stream);
+/* is_dependent: its blocks may take their places before the kernel in front of it has ended. */
 cudaError_t cofi_launch_attention_finish(const struct cofi_attention_finish *finish, int n_blocks,
-                                         cudaStream_t stream);
+                                         bool is_dependent, cudaStream_t stream);
 /* Loads all on the current device. */
 cudaError_t cofi_load_attention_move(void);
 

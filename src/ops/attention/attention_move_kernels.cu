@@ -134,17 +134,19 @@ static __device__ __forceinline__ void fill_rows(const struct cofi_attention_fin
     }
 }
 
-/* One thread of a block looks at poison, a read of host memory. */
+/* One thread of a block looks at poison, a read of host memory. A merge lets this begin when the
+ * sections have ended: until it ends itself, only what they read may be looked at and acked. */
 extern "C" __global__ void __launch_bounds__(kThreads)
     cofk_attention_finish(const __grid_constant__ struct cofi_attention_finish f)
 {
-    if (!cofd_block_all(threadIdx.x != 0 || !cofd_is_told(f.arena))) {
-        fill_rows(f, 0, 0xffff, __int_as_float(-1));
-        return;
-    }
-    if (f.binding && blockIdx.x == 0)
+    const bool is_alive = cofd_block_all(threadIdx.x != 0 || !cofd_is_told(f.arena));
+    if (is_alive && f.binding && blockIdx.x == 0)
         cofd_call_signal(f.binding, COFD_ALL_OTHERS, static_cast<uint32_t>(f.ack));
-    fill_rows(f, f.pad_begin, 0, -INFINITY);
+    cofd_wait_earlier_kernels();
+    if (is_alive)
+        fill_rows(f, f.pad_begin, 0, -INFINITY);
+    else
+        fill_rows(f, 0, 0xffff, __int_as_float(-1));
 }
 
 /* ---- launchers ------------------------------------------------------------------------------ */
@@ -185,9 +187,20 @@ cudaError_t cofi_launch_attention_move(const struct cofi_attention_move *move, i
 }
 
 cudaError_t cofi_launch_attention_finish(const struct cofi_attention_finish *finish, int n_blocks,
-                                         cudaStream_t stream)
+                                         bool is_dependent, cudaStream_t stream)
 {
-    return launch<struct cofi_attention_finish>(cofk_attention_finish, n_blocks, finish, stream);
+    struct cofi_attention_finish x = *finish;
+    void *list[] = {&x};
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)n_blocks);
+    config.blockDim = dim3(kThreads);
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = is_dependent ? 1 : 0;
+    return cudaLaunchKernelExC(&config, (const void *)cofk_attention_finish, list);
 }
 
 cudaError_t cofi_load_attention_move(void)

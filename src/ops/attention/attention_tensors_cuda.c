@@ -137,6 +137,8 @@ cof_status cofi_forward_finish(const struct cofi_forward *x)
     const struct cofi_attention_dims *n = &plan->dims;
     const struct cofi_attention_call *call = x->call;
     const int64_t f = sizeof(float), rows = plan->local_rows, element = cofi_forward_elem_bytes(x);
+    const bool is_dependent = x->d->is_dependent && x->is_merged && x->o == call->o.data &&
+                              x->lse == call->lse; /* behind a merge, nothing between */
     if (rows == 0 || x->parts != COFI_PART_ALL)
         return cofi_forward_ack_all(x);
     if (x->o != call->o.data)
@@ -162,5 +164,5 @@ cof_status cofi_forward_finish(const struct cofi_forward *x)
         .ack = COFI_KV_ACK};
     return cofi_forward_launched(
         x, __FILE_NAME__, __LINE__, x->s,
-        cofi_launch_attention_finish(&end, x->d->n_finish_blocks, x->s), "finish");
+        cofi_launch_attention_finish(&end, x->d->n_finish_blocks, is_dependent, x->s), "finish");
 }

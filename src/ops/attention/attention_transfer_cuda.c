@@ -9,7 +9,7 @@
 
 #define MOVE_MIN_BATCH 5 /* gather: from so many on one kernel copies, not a copy for each entry */
 
-/* ---- C and S -------------------------------------------------------------------------------- */
+/* ---- S with B and C ------------------------------------------------------------------------- */
 
 /* C goes on behind the begin, once. */
 static cof_status fork_comm(struct cofi_forward *x)
@@ -21,11 +21,30 @@ static cof_status fork_comm(struct cofi_forward *x)
     return COF_OK;
 }
 
+cof_status cofi_forward_fork_beside(struct cofi_forward *x, cudaEvent_t event)
+{
+    COF_CUDA(cudaEventRecord(event, x->s));
+    COF_CUDA(cudaStreamWaitEvent(x->b, event, 0));
+    x->is_beside = true;
+    return COF_OK;
+}
+
+cof_status cofi_forward_join_beside(struct cofi_forward *x)
+{
+    if (!x->is_beside)
+        return COF_OK;
+    x->is_beside = false;
+    COF_CUDA(cudaEventRecord(x->d->beside_done, x->b));
+    COF_CUDA(cudaStreamWaitEvent(x->s, x->d->beside_done, 0));
+    return COF_OK;
+}
+
 cof_status cofi_forward_join(struct cofi_forward *x)
 {
+    COF_TRY(cofi_forward_join_beside(x));
     if (!x->is_ahead)
         return COF_OK;
-    x->is_ahead = false;
+    x->is_ahead = x->is_merged = false;
     COF_CUDA(cudaEventRecord(x->d->joined, x->c));
     COF_CUDA(cudaStreamWaitEvent(x->s, x->d->joined, 0));
     return COF_OK;
@@ -143,6 +162,7 @@ cof_status cofi_forward_turn(struct cofi_forward *x, int step)
     struct cofi_rows_range rows[2];
     if (!x->c)
         return COF_OK;
+    x->is_merged = false;
     struct cofi_attention_turn turn = {
         .binding = plan->binding.on_device, .ready = COFI_KV_READY, .ack = COFI_KV_ACK,
         .ready_to = -1, .ready_from = -1, .ack_to = -1, .ack_from = -1,
