@@ -95,6 +95,9 @@ static const struct listed listed_cuda[] = {
     {0, false, "mask=causal s=129 dims=64/64 calls=fwd_x1000 delay=random"},
     {0, false, "mask=causal s=4096 dims=128/128 heads=5:5 only_compact=1"},
     {0, false, "s=4096 dims=128/128 heads=8:1 format=sbhd b=2"},
+    /* Long enough for the last section to go in two parts. */
+    {0, false, "mask=causal s=4096 dims=128/128 heads=32:8 b=2"},
+    {0, false, "mask=causal s=4096 dims=128/128 heads=20:20 b=2 calls=graph delay=random"},
     {0, false, "mask=causal window=c:0 s=4096 dims=128/128 calls=graph"},
     {0, false, "mask=causal s=2999 dims=192/128 heads=5:5 strides=padded calls=two"},
     {1 << 3, true, "mask=causal s=262144 dims=128/128 heads=20:20 only_compact=1"},
