@@ -14,7 +14,7 @@
  * Whatever is sent is on its way for as long as it likes, beyond the end of the call even, and
  * arrives in any order (AT_ONCE: it is there at once, fewer states). A row is looked at twice, unit
  * by unit (LOOK_ONCE: fewer states): who has waited long for a unit looks at all of the row again,
- * and may push its own once more (PUSH_AGAIN: in one call of each rank, whichever).
+ * and may push what it has pushed once more (PUSH_AGAIN: in one call of each rank, whichever).
  *
  * DIGEST_IN_UNITS is the code where units are 128-byte lines: the tag of each has the digest too,
  * and calls of ONE_SHOT, or in which every rank owns a row, send no signal words: every rank has a
@@ -35,8 +35,8 @@
  *
  * check: holds P=2 CALLS=3
  * check: holds AT_ONCE LOOK_ONCE P=3 CALLS=3
- * check: holds PUSH_AGAIN P=2 CALLS=2
- * check: full holds PUSH_AGAIN P=2 CALLS=3
+ * check: holds LOOK_ONCE PUSH_AGAIN P=2 CALLS=2
+ * check: full holds LOOK_ONCE PUSH_AGAIN P=2 CALLS=3
  * check: holds AT_ONCE LOOK_ONCE PUSH_AGAIN P=3 CALLS=2
  * check: holds DISAGREE SUMS_IN_ONE_HALF P=2 CALLS=2
  * check: holds DISAGREE P=2 CALLS=2
@@ -47,6 +47,9 @@
  * check: holds AT_ONCE LOOK_ONCE NO_SIGNAL_WORDS P=3 CALLS=3
  * check: holds DIGEST_IN_UNITS P=2 CALLS=3
  * check: holds AT_ONCE LOOK_ONCE DIGEST_IN_UNITS P=3 CALLS=3
+ * check: holds AT_ONCE DIGEST_IN_UNITS P=3 CALLS=2
+ * check: holds LOOK_ONCE DIGEST_IN_UNITS PUSH_AGAIN P=2 CALLS=2
+ * check: holds AT_ONCE LOOK_ONCE DIGEST_IN_UNITS PUSH_AGAIN P=3 CALLS=2
  * check: holds DIGEST_IN_UNITS DISAGREE P=2 CALLS=2
  * check: holds AT_ONCE LOOK_ONCE DIGEST_IN_UNITS DISAGREE P=3 CALLS=1
  * check: refuted NO_SIGNAL_WORDS DISAGREE ONLY_TWO_SHOT P=3 CALLS=1
@@ -207,21 +210,31 @@ inline push()
     }
 }
 
-inline push_sum()
+/* Of what lies there now. */
+inline send_sum(of_unit)
 {
-    d_step {
-        sum = VALUE(e, kind);
-        for (i : 1 .. P - 1) {
-            sum = (there[X(r, PEER(r, i), e, n_pushed)] == VALUE(e, kind) -> sum
-                                                                           : VALUE(e, GARBAGE))
-        }
-        for (i : 1 .. P - 1) {
-            SEND(SUM(PEER(r, i), r, e, n_pushed), sum)
-        }
-        i = 0;
-        sum = 0;
-        n_pushed++
+    sum = VALUE(e, kind);
+    for (i : 1 .. P - 1) {
+        sum = (there[X(r, PEER(r, i), e, of_unit)] == VALUE(e, kind) -> sum : VALUE(e, GARBAGE))
     }
+    for (i : 1 .. P - 1) {
+        SEND(SUM(PEER(r, i), r, e, of_unit), sum)
+    }
+    i = 0;
+    sum = 0
+}
+
+inline push_again()
+{
+    send_x();
+    for (unit : 0 .. UNITS - 1) {
+        if
+        :: unit < n_pushed -> send_sum(unit)
+        :: else
+        fi
+    }
+    unit = 0;
+    has_pushed_again = true
 }
 
 /* The way from r to p: each unit on its own. */
@@ -281,9 +294,9 @@ proctype rank(byte r)
                 n_x++
             }
 #ifdef PUSH_AGAIN
-        :: d_step { !has_pushed_again -> send_x(); has_pushed_again = true }
+        :: d_step { !has_pushed_again -> push_again() }
 #endif
-        :: MAY_PUSH_SUM -> push_sum()
+        :: d_step { MAY_PUSH_SUM -> send_sum(n_pushed); n_pushed++ }
         :: d_step {
                 n_sum < ALL_SUMS && IS_THERE(NEXT_SUM, n_sum % UNITS) &&
                     !UNIT_DIFFERS(NEXT_SUM) ->

@@ -99,9 +99,9 @@ static cof_status check(const struct cofi_arn_plan *plan)
     COF_FAIL_IF(plan->params.hidden > COFI_ARN_CUDA_MAX_HIDDEN, COF_ERR_UNSUPPORTED,
                 "params.hidden = %lld: wanted at most %d on a CUDA device",
                 (long long)plan->params.hidden, COFI_ARN_CUDA_MAX_HIDDEN);
-    COF_FAIL_IF(plan->params.max_tokens > INT32_MAX / 2, COF_ERR_UNSUPPORTED,
+    COF_FAIL_IF(plan->params.max_tokens > COFI_ARN_CUDA_MAX_TOKENS, COF_ERR_UNSUPPORTED,
                 "params.max_tokens = %lld: wanted at most %d on a CUDA device",
-                (long long)plan->params.max_tokens, INT32_MAX / 2);
+                (long long)plan->params.max_tokens, COFI_ARN_CUDA_MAX_TOKENS);
     return COF_OK;
 }
 

@@ -15,6 +15,7 @@ extern "C" {
 #endif
 
 #define COFI_ARN_CUDA_MAX_HIDDEN 32768
+#define COFI_ARN_CUDA_MAX_TOKENS (1 << 28) /* kernels count turns and steps in 32 bits */
 #define COFI_ARN_CUDA_THREADS 576 /* at most: the lines of a row of 4096 in bf16 at once */
 
 /* What is the same for all rows of a call; by value. What every row needs comes first: a kernel

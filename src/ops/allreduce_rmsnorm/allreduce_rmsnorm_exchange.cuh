@@ -188,7 +188,7 @@ COFK_INLINE void cofk_keep_slot(float *sums, uint32_t slot, const float from[4 *
 }
 
 /* Looks for a while at slots of rank `first` and of those behind it, but its own: at all that lack
- * together, so that it is one way to memory and back, however many they are. */
+ * together, which is one way to memory and back. */
 template <class Code>
 COFK_INLINE bool cofk_take_ranks(const struct cofi_arn_kernel &k, uint32_t epoch, int first,
                                  int64_t row, uint32_t slot,

@@ -5,8 +5,8 @@
  *
  *   one shot   every rank pushes its rows to all others, and sums all rows: so each sees of each
  *              other that it has begun
- *   two shot   row t goes to rank t mod P alone, which sums it and pushes the sum to all others: of
- *              calls with less than P rows only announcements tell, for some ranks sum none
+ *   two shot   row t goes to rank t mod P alone, which sums it and pushes the sum to all others. In
+ *              calls with less than P rows some ranks sum none: only announcements tell of others
  *
  * Nothing that an earlier kernel of the stream wrote is touched before cofd_wait_earlier_kernels.
  * Blocks of the next kernel may take their places at once where this one is small, else when all of
@@ -19,8 +19,8 @@ struct cofk_memory {
     struct cofk_missing missing;
 };
 
-/* The row that this block has in a turn, n_tokens and more where it has none. By turns it is one of
- * each rank's rows. */
+/* The row that this block has in a turn, n_tokens and more where it has none. From turn to turn it
+ * is another rank's to sum. */
 COFK_INLINE int cofk_row_of(const struct cofi_arn_kernel &k, int turn)
 {
     const uint32_t at = blockIdx.x + (uint32_t)turn * k.turn_shift;
@@ -46,14 +46,11 @@ COFK_INLINE void cofk_fill_row(const struct cofi_arn_kernel &k, int64_t row)
     }
 }
 
-/* Of the block's rows from `turn` on; or of all, by this block. */
+/* Of the block's rows from `turn` on. */
 template <class Elem>
-static __device__ __noinline__ void cofk_fill_rows(const struct cofi_arn_kernel &k, int turn,
-                                                   bool of_all)
+static __device__ __noinline__ void cofk_fill_rows(const struct cofi_arn_kernel &k, int turn)
 {
-    for (int row = 0; of_all && row < k.n_tokens; row++)
-        cofk_fill_row<Elem>(k, row);
-    for (; !of_all && turn < cofk_n_turns(k); turn++)
+    for (; turn < cofk_n_turns(k); turn++)
         if (cofk_row_of(k, turn) < k.n_tokens)
             cofk_fill_row<Elem>(k, cofk_row_of(k, turn));
 }
@@ -104,18 +101,16 @@ COFK_INLINE struct cofk_vector<Elem> cofk_prefetch(const struct cofi_arn_kernel 
     return residual;
 }
 
-/* The end of a block: its rows from `turn` on are not done where the arena is dead. */
+/* The end of a block: its rows from `turn` on are not done where the arena is dead. Where calls are
+ * announced, rows that are done may be of another call, as long as some rank's word is not there. */
 template <class Elem>
 COFK_INLINE void cofk_close(const struct cofi_arn_kernel &k, const struct cofd_grid &g,
                             bool is_alive, int turn)
 {
-    /* Else they are rows of another call, it may be: of all blocks. */
-    const bool is_ours = !is_alive || blockIdx.x != 0 || !k.call.announces || k.no_beginning_wait ||
-                         cofd_grid_wait_announced(g);
-    if (is_alive && is_ours)
+    if (is_alive && (!k.call.announces || k.no_beginning_wait || cofd_grid_wait_announced(g)))
         cofd_grid_end(&g);
     else
-        cofk_fill_rows<Elem>(k, turn, !is_ours);
+        cofk_fill_rows<Elem>(k, k.call.announces ? 0 : turn);
 }
 
 /* Kernels leave their loop over rows while they wait long: so the call's registers cost the loop
