@@ -36,7 +36,7 @@
  * check: holds P=2 CALLS=3
  * check: holds AT_ONCE LOOK_ONCE P=3 CALLS=3
  * check: holds LOOK_ONCE PUSH_AGAIN P=2 CALLS=2
- * check: full holds LOOK_ONCE PUSH_AGAIN P=2 CALLS=3
+ * check: full holds AT_ONCE LOOK_ONCE PUSH_AGAIN P=2 CALLS=3
  * check: holds AT_ONCE LOOK_ONCE PUSH_AGAIN P=3 CALLS=2
  * check: holds DISAGREE SUMS_IN_ONE_HALF P=2 CALLS=2
  * check: holds DISAGREE P=2 CALLS=2
