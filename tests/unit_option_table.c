@@ -32,7 +32,7 @@ static const struct cofi_option words[] = {
     {"real", COFI_OPTION_NUMBER, AT(real), NULL, 0, 1, 0, NULL, NULL},
     {"choice", COFI_OPTION_CHOICE, AT(choice), "one|two|three", 0, 0, 0, NULL, NULL},
     {"list", COFI_OPTION_INTS, AT(list), ":", 0, 9, 0, NULL, NULL},
-    {"grid", COFI_OPTION_INTS, AT(grid), "x", 1, 99, 0, NULL, NULL},
+    {"grid", COFI_OPTION_INTS, AT(grid), "x2", 1, 99, 0, NULL, NULL},
     {0}};
 
 static void test_lines(void)
@@ -66,6 +66,8 @@ static void test_refused(void)
         {"op list=1:", "list = \"1:\": wanted 1 to 32 integers from 0 to 9 with ':' between them"},
         {"op list=:1", "wanted 1 to 32 integers"},
         {"op list=1x2", "wanted 1 to 32 integers"},
+        {"op grid=4", "grid = \"4\": wanted 2 integers from 1 to 99 with 'x' between them"},
+        {"op grid=4x5x6", "wanted 2 integers"},
         {"op list=1:10", "wanted 1 to 32 integers"},
         {"op list=0:0:0:0:0:0:0:0:0:0:0:0:0:0:0:0:0:0:0:0:0:0:0:0:0:0:0:0:0:0:0:0:0",
          "wanted 1 to 32 integers"},

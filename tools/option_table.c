@@ -47,28 +47,22 @@ static bool set_number(const struct cofi_option *o, const char *text, double *ou
 
 static bool set_choice(const char *choices, const char *text, int *out)
 {
-    size_t length = strlen(text);
-    int idx = 0;
-    for (const char *at = choices; at; idx++) {
-        size_t n = strcspn(at, "|");
-        if (n == length && !strncmp(at, text, n)) {
-            *out = idx;
-            return true;
-        }
-        at = at[n] ? at + n + 1 : NULL;
-    }
-    return false;
+    int idx = cofi_cli_place(choices, text);
+    *out = idx >= 0 ? idx : *out;
+    return idx >= 0;
 }
 
 static bool set_ints(const struct cofi_option *o, const char *text, struct cofi_ints *out)
 {
+    const int wanted = atoi(o->allowed + 1);
     struct cofi_ints ints = {0};
     for (const char *at = text;; at++) {
         if (ints.n == COFI_INTS_MAX || !read_int(&at, o, &ints.at[ints.n++]))
             return false;
         if (*at != o->allowed[0]) {
-            *out = *at ? *out : ints;
-            return !*at;
+            bool ok = !*at && (!wanted || ints.n == wanted);
+            *out = ok ? ints : *out;
+            return ok;
         }
     }
 }
@@ -77,6 +71,7 @@ bool cofi_option_set(const struct cofi_option *o, const char *text, void *target
 {
     void *place = (char *)target + o->place;
     const size_t bytes = COFI_OPTION_WANTED_BYTES;
+    char count[16];
     int choice = 0;
     switch (o->kind) {
     case COFI_OPTION_INT:
@@ -86,8 +81,12 @@ bool cofi_option_set(const struct cofi_option *o, const char *text, void *target
         snprintf(wanted, bytes, "a number from %g to %g", o->min, o->max);
         return set_number(o, text, place);
     case COFI_OPTION_INTS:
-        snprintf(wanted, bytes, "1 to %d integers from %.17g to %.17g with '%.1s' between them",
-                 COFI_INTS_MAX, o->min, o->max, o->allowed);
+        if (o->allowed[1])
+            snprintf(count, sizeof count, "%s", o->allowed + 1);
+        else
+            snprintf(count, sizeof count, "1 to %d", COFI_INTS_MAX);
+        snprintf(wanted, bytes, "%s integers from %.17g to %.17g with '%.1s' between them", count,
+                 o->min, o->max, o->allowed);
         return set_ints(o, text, place);
     case COFI_OPTION_CHOICE:
         snprintf(wanted, bytes, "one of %s", o->allowed);

@@ -33,7 +33,7 @@ struct cofi_option {
     const char *name; /* of letters, digits and '_', which is '-' in an option; NULL: the end */
     enum cofi_option_kind kind;
     size_t place;        /* offsetof the target */
-    const char *allowed; /* CHOICE: "a|b|c"; INTS: the sign between two */
+    const char *allowed; /* CHOICE: "a|b|c"; INTS: the sign between two, "x2" where there are 2 */
     double min, max;     /* INT, NUMBER, each of INTS */
     char letter;         /* of a short option too; 0: none */
     const char *value;   /* how the help calls it: "FILE"; NULL: a flag */
