@@ -1,22 +1,20 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* `cofuse bench allreduce_rmsnorm`. On CPUs one call, by the host's clock; on CUDA devices `count`
- * of them over buffers by turns, eager or as one graph, by the device's events. */
+/* `cofuse bench allreduce_rmsnorm`. */
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/clock.h"
 #include "core/error.h"
 #include "core/tensor.h"
 #include "ops/allreduce_rmsnorm/allreduce_rmsnorm.h"
 #include "ops/bench.h"
+#include "ops/bench_calls.h"
 #include "ops/check_memory.h"
 #include "symm/memory.h"
 
 #define MAX_BENCH_TOKENS (INT64_C(1) << 24)
 #define CACHED_BYTES (INT64_C(1) << 28) /* buffers rotate over so much: past the L2 of any device */
 enum { COUNT = 100, MAX_COUNT = 10000, MIN_SLOTS = 2 };
-enum { N_VALUES = 65521 }; /* to fill rows from; prime, so that they do not repeat each other */
 
 enum { X, RESIDUAL, RESIDUAL_OUT, NORM_OUT, N_TENSORS };
 
@@ -29,15 +27,10 @@ struct bench_case {
 struct allreduce_bench {
     struct cofi_job job;
     struct bench_case c;
-    const struct cofi_check_device *device; /* NULL: the CPU */
-    int n_slots;
+    struct cofi_bench_calls calls;
     char *data[N_TENSORS], *weight; /* of all slots; NULL: there is none */
     cof_arena *arena;
     size_t x_offset;
-    cof_stream stream;
-    cof_plan *plan; /* the last one made */
-    void *graph, *timer;
-    cof_plan *graph_plan;
 };
 
 /* ---- the case ------------------------------------------------------------------------------- */
@@ -192,61 +185,17 @@ static cof_status size_case(const char *line, int n_ranks, struct cofi_bench_siz
 
 /* ---- tensors -------------------------------------------------------------------------------- */
 
-static cof_status open_memory(struct allreduce_bench *b, size_t bytes, char **data_out)
-{
-    void *data = NULL;
-    if (b->device)
-        COF_TRY(b->device->memory_open(b->job.world, bytes, &data));
-    else
-        data = aligned_alloc(128, (bytes + 127) / 128 * 128);
-    COF_FAIL_IF(!data, COF_ERR_NOMEM, "bench: no memory for %zu bytes", bytes);
-    *data_out = data;
-    return COF_OK;
-}
-
-static void close_memory(struct allreduce_bench *b, char *data)
-{
-    if (b->device)
-        b->device->memory_close(b->job.world, data);
-    else
-        free(data);
-}
-
-/* Normal numbers, from another place in `values` for every tensor. */
-static cof_status fill(struct allreduce_bench *b, const char *values, size_t element,
-                       uint64_t tensor, char *to, size_t bytes)
-{
-    size_t table = N_VALUES * element;
-    size_t at = cofi_check_random(2, 0, tensor) % N_VALUES * element;
-    char *host = b->device ? malloc(bytes) : to;
-    COF_FAIL_IF(!host, COF_ERR_NOMEM, "bench: no memory for %zu bytes", bytes);
-    for (size_t done = 0; done < bytes; at = 0) {
-        size_t left = bytes - done, n = table - at < left ? table - at : left;
-        memcpy(host + done, values + at, n);
-        done += n;
-    }
-    cof_status status = COF_OK;
-    if (b->device) {
-        status = b->device->copy(b->job.world, to, host, bytes);
-        free(host);
-    }
-    return status;
-}
-
 /* Slots from tensor number `tensor` on; the same numbers are the same data. */
 static cof_status fill_all(struct allreduce_bench *b, cof_dtype dtype, uint64_t tensor, char *to,
                            size_t slot_bytes, int n_slots)
 {
-    size_t element = (size_t)cofi_dtype_bytes(dtype);
-    char *values = malloc(N_VALUES * element);
-    COF_FAIL_IF(!values, COF_ERR_NOMEM, "bench: no memory");
-    for (int64_t i = 0; i < N_VALUES; i++)
-        cofi_check_store(values, dtype, i, cofi_check_normal(1, 0, (uint64_t)i));
+    struct cofi_bench_values values;
+    COF_TRY(cofi_bench_values_make(dtype, &values));
     cof_status status = COF_OK;
     for (int s = 0; s < n_slots && status == COF_OK; s++)
-        status = fill(b, values, element, tensor + (uint64_t)s, to + (size_t)s * slot_bytes,
-                      slot_bytes);
-    free(values);
+        status = cofi_bench_values_fill(&values, b->job.world, 0, tensor + (uint64_t)s,
+                                        to + (size_t)s * slot_bytes, slot_bytes);
+    cofi_bench_values_free(&values);
     return status;
 }
 
@@ -254,7 +203,7 @@ static cof_status open_arena(struct allreduce_bench *b)
 {
     cof_workspace_sizes sizes = COF_WORKSPACE_SIZES_INIT;
     cof_arena_pointers view = COF_ARENA_POINTERS_INIT;
-    size_t bytes = (size_t)b->n_slots * tensor_bytes(&b->c);
+    size_t bytes = (size_t)b->calls.n_sets * tensor_bytes(&b->c);
     COF_TRY(cof_allreduce_rmsnorm_workspace(b->job.team, &b->c.params, &sizes));
     COF_TRY(cof_arena_create(b->job.team, sizes.symmetric + sizes.words + bytes + 128, 0,
                              &b->arena));
@@ -274,17 +223,15 @@ static cof_status open_tensors(struct allreduce_bench *b)
         COF_TRY(open_arena(b));
     for (int which = 0; which < N_TENSORS; which++)
         if (has_tensor(&b->c, which) && !b->data[which])
-            COF_TRY(open_memory(b, (size_t)b->n_slots * bytes, &b->data[which]));
-    COF_TRY(open_memory(b, weight_bytes, &b->weight));
+            COF_TRY(cofi_bench_memory_open(b->job.world, (size_t)b->calls.n_sets * bytes,
+                                           &b->data[which]));
+    COF_TRY(cofi_bench_memory_open(b->job.world, weight_bytes, &b->weight));
     COF_TRY(fill_all(b, weight, 0, b->weight, weight_bytes, 1));
     COF_TRY(fill_all(b, p->dtype, (uint64_t)(2 + b->job.rank) * MAX_COUNT, b->data[X], bytes,
-                     b->n_slots));
+                     b->calls.n_sets));
     if (b->data[RESIDUAL])
-        COF_TRY(fill_all(b, p->dtype, MAX_COUNT, b->data[RESIDUAL], bytes, b->n_slots));
-    if (!b->device)
-        return COF_OK;
-    COF_TRY(b->device->timer_open(b->job.world, &b->timer));
-    return cof_stream_create(b->job.world, 0, &b->stream);
+        COF_TRY(fill_all(b, p->dtype, MAX_COUNT, b->data[RESIDUAL], bytes, b->calls.n_sets));
+    return cofi_bench_calls_open(&b->calls);
 }
 
 /* ---- calls ---------------------------------------------------------------------------------- */
@@ -321,51 +268,10 @@ static cof_status run(void *bench, cof_plan *plan, int direction, int slot, cof_
     return cof_allreduce_rmsnorm_run(plan, &args, stream);
 }
 
-static cof_status enqueue_calls(void *arg, cof_stream stream)
-{
-    struct allreduce_bench *b = arg;
-    for (int64_t i = 0; i < b->c.count; i++)
-        COF_TRY(run(b, b->plan, 0, (int)(i % b->n_slots), stream));
-    return COF_OK;
-}
-
-static cof_status replay_calls(void *arg, cof_stream stream)
-{
-    struct allreduce_bench *b = arg;
-    return b->device->replay(b->job.world, b->graph, stream);
-}
-
-static cof_status capture(struct allreduce_bench *b)
-{
-    const struct cofi_check_work calls = {enqueue_calls, b};
-    b->device->release(b->job.world, b->graph);
-    b->graph = NULL;
-    COF_TRY(b->device->capture(b->job.world, &calls, b->stream, &b->graph));
-    b->graph_plan = b->plan;
-    return cof_team_barrier(b->job.team);
-}
-
-/* The ranks meet in calls before, which keep the device busy until the timed ones are enqueued. */
-static cof_status time_on_device(struct allreduce_bench *b, double *seconds)
-{
-    const struct cofi_check_work work = {b->c.is_graph ? replay_calls : enqueue_calls, b};
-    if (b->c.is_graph && b->graph_plan != b->plan)
-        COF_TRY(capture(b));
-    COF_TRY(work.fn(b, b->stream));
-    COF_TRY(b->device->time(b->job.world, b->timer, &work, b->stream, seconds));
-    *seconds /= (double)b->c.count;
-    return cof_team_query(b->job.team);
-}
-
 static cof_status time_call(void *bench, int direction, int set, double *seconds)
 {
     struct allreduce_bench *b = bench;
-    if (b->device)
-        return time_on_device(b, seconds);
-    int64_t begin = cofi_now();
-    COF_TRY(run(b, b->plan, direction, set, COF_STREAM_NOW));
-    *seconds = (double)(cofi_now() - begin) * 1e-9;
-    return COF_OK;
+    return cofi_bench_calls_time(&b->calls, direction, set, seconds);
 }
 
 /* ---- a rank --------------------------------------------------------------------------------- */
@@ -375,15 +281,11 @@ static void destroy(void *bench)
     struct allreduce_bench *b = bench;
     if (!b)
         return;
-    if (b->device) {
-        b->device->release(b->job.world, b->graph);
-        b->device->timer_close(b->job.world, b->timer);
-        cof_stream_destroy(b->stream);
-    }
+    cofi_bench_calls_close(&b->calls);
     for (int which = 0; which < N_TENSORS; which++)
         if (which != X || !b->c.in_arena)
-            close_memory(b, b->data[which]);
-    close_memory(b, b->weight);
+            cofi_bench_memory_close(b->job.world, b->data[which]);
+    cofi_bench_memory_close(b->job.world, b->weight);
     cof_arena_destroy(b->arena);
     free(b);
 }
@@ -392,17 +294,18 @@ static void destroy(void *bench)
 static cof_status check_case(const struct allreduce_bench *b)
 {
     cof_workspace_sizes sizes = COF_WORKSPACE_SIZES_INIT;
-    COF_FAIL_IF(b->c.is_graph && !b->device, COF_ERR_UNSUPPORTED,
+    const bool is_cpu = !cofi_check_device(b->job.world);
+    COF_FAIL_IF(b->c.is_graph && is_cpu, COF_ERR_UNSUPPORTED,
                 "how = graph: wanted eager on the CPU");
     COF_TRY(cof_allreduce_rmsnorm_workspace(b->job.team, &b->c.params, &sizes));
-    return b->device ? COF_OK
-                     : cofi_memory_check((size_t)b->n_slots * set_bytes(&b->c) + sizes.local +
-                                         sizes.symmetric);
+    return is_cpu ? cofi_memory_check((size_t)b->calls.n_sets * set_bytes(&b->c) + sizes.local +
+                                      sizes.symmetric)
+                  : COF_OK;
 }
 
 static int count_slots(const struct allreduce_bench *b, int n_sets)
 {
-    if (!b->device)
+    if (!cofi_check_device(b->job.world))
         return n_sets;
     int64_t n = CACHED_BYTES / (int64_t)set_bytes(&b->c) + MIN_SLOTS;
     return (int)(n > b->c.count ? b->c.count : n);
@@ -412,10 +315,12 @@ static cof_status create(struct cofi_job *job, const char *line, int n_sets, voi
 {
     struct allreduce_bench *b = calloc(1, sizeof *b);
     COF_FAIL_IF(!b, COF_ERR_NOMEM, "bench: no memory");
-    *b = (struct allreduce_bench){.job = *job, .device = cofi_check_device(job->world)};
+    b->job = *job;
     cof_status status = read_case(line, &b->c);
     if (status == COF_OK) {
-        b->n_slots = count_slots(b, n_sets);
+        b->calls = (struct cofi_bench_calls){.job = &b->job, .bench = b, .run = run,
+                                             .n_sets = count_slots(b, n_sets),
+                                             .count = b->c.count, .is_graph = b->c.is_graph};
         status = check_case(b);
     }
     if (status == COF_OK)
@@ -432,8 +337,7 @@ static cof_status make_plan(void *bench, cof_plan **plan_out)
     struct allreduce_bench *b = bench;
     cof_status status = cof_allreduce_rmsnorm_plan_create(b->job.team, &b->c.params, b->arena,
                                                           plan_out);
-    b->plan = status == COF_OK ? *plan_out : NULL;
-    b->graph_plan = NULL;
+    cofi_bench_calls_take(&b->calls, status == COF_OK ? *plan_out : NULL);
     return status;
 }
 
