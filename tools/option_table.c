@@ -67,6 +67,18 @@ static bool set_ints(const struct cofi_option *o, const char *text, struct cofi_
     }
 }
 
+static bool set_dtype(const char *choices, const char *text, cof_dtype *out)
+{
+    int unused;
+    if (!set_choice(choices, text, &unused))
+        return false;
+    *out = !strcmp(text, "bf16")  ? COF_BF16
+           : !strcmp(text, "f16") ? COF_F16
+           : !strcmp(text, "f32") ? COF_F32
+                                  : (cof_dtype){0};
+    return true;
+}
+
 bool cofi_option_set(const struct cofi_option *o, const char *text, void *target, char *wanted)
 {
     void *place = (char *)target + o->place;
@@ -91,6 +103,10 @@ bool cofi_option_set(const struct cofi_option *o, const char *text, void *target
     case COFI_OPTION_CHOICE:
         snprintf(wanted, bytes, "one of %s", o->allowed);
         return set_choice(o->allowed, text, place);
+    case COFI_OPTION_DTYPE:
+        snprintf(wanted, bytes, "one of %s", o->allowed);
+        return set_dtype(o->allowed, text, place);
+    case COFI_OPTION_LEFT: return true;
     case COFI_OPTION_FLAG:
         snprintf(wanted, bytes, "0 or 1");
         if (!set_choice("0|1", text, &choice))
@@ -124,6 +140,8 @@ static cof_status unknown_word(const struct reading *r, const char *key, const c
     char names[400] = "";
     for (const struct cofi_option *o = r->options; o->name; o++) {
         size_t used = strlen(names);
+        if (o->kind == COFI_OPTION_LEFT)
+            continue;
         snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "", o->name);
     }
     return COF_FAIL(COF_ERR_INVALID, "word \"%s=%s\": wanted one of %s", key, value, names);
@@ -133,7 +151,8 @@ static cof_status read_word(void *arg, const char *key, const char *value)
 {
     struct reading *r = arg;
     const struct cofi_option *o = r->options;
-    while (o->name && strcmp(o->name, key))
+    while (o->name && (strcmp(o->name, key) || (o->kind == COFI_OPTION_LEFT && o->allowed &&
+                                                strcmp(o->allowed, value))))
         o++;
     if (!o->name)
         return unknown_word(r, key, value);

@@ -11,6 +11,7 @@
 #include "ops/bench_calls.h"
 #include "ops/check_memory.h"
 #include "symm/memory.h"
+#include "tools/option_table.h"
 
 #define MAX_BENCH_TOKENS (INT64_C(1) << 24)
 #define CACHED_BYTES (INT64_C(1) << 28) /* buffers rotate over so much: past the L2 of any device */
@@ -22,6 +23,7 @@ struct bench_case {
     cof_allreduce_rmsnorm_params params;
     int64_t n_tokens, count;
     int in_arena, is_graph;
+    double eps; /* negative: not told */
 };
 
 struct allreduce_bench {
@@ -35,104 +37,43 @@ struct allreduce_bench {
 
 /* ---- the case ------------------------------------------------------------------------------- */
 
-static cof_status read_number(struct bench_case *c, const char *key, const char *value, bool *known)
-{
-    cof_allreduce_rmsnorm_params *p = &c->params;
-    const struct {
-        const char *key;
-        int64_t min, *value;
-    } numbers[] = {{"T", 1, &c->n_tokens},
-                   {"H", 1, &p->hidden},
-                   {"max_tokens", 1, &p->max_tokens},
-                   {"one_shot_bytes", 1, &p->one_shot_bytes},
-                   {"count", 1, &c->count}};
-    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
-        if (!strcmp(key, numbers[i].key)) {
-            *known = true;
-            return cofi_bench_int(key, value, numbers[i].min, numbers[i].value);
-        }
-    return COF_OK;
-}
+#define AT(member) offsetof(struct bench_case, member)
+#define PARAM(member) offsetof(struct bench_case, params.member)
 
-static cof_status read_choice(struct bench_case *c, const char *key, const char *value, bool *known)
-{
-    enum { VARIANT, ROUNDING, ALGORITHM, BIAS, PLACE, HOW, N_CHOICES };
-    static const struct {
-        const char *key, *choices;
-    } words[N_CHOICES] = {{"variant", "residual_norm|norm|only"},
-                          {"rounding", "match_unfused|exact"},
-                          {"algorithm", "auto|one_shot|two_shot"},
-                          {"weight_bias", "0|1"},
-                          {"x", "memory|arena"},
-                          {"how", "eager|graph"}};
-    cof_allreduce_rmsnorm_params *p = &c->params;
-    int which = 0, idx = 0;
-    while (which < N_CHOICES && strcmp(words[which].key, key))
-        which++;
-    if (which == N_CHOICES)
-        return COF_OK;
-    *known = true;
-    COF_TRY(cofi_bench_choice(key, value, words[which].choices, &idx));
-    switch (which) {
-    case VARIANT: p->variant = (cof_allreduce_variant)idx; break;
-    case ROUNDING: p->rounding = (cof_allreduce_rounding)idx; break;
-    case ALGORITHM: p->algorithm = (cof_allreduce_algorithm)idx; break;
-    case BIAS: p->weight_bias = idx; break;
-    case PLACE: c->in_arena = idx; break;
-    case HOW: c->is_graph = idx; break;
-    }
-    return COF_OK;
-}
-
-static cof_status read_eps(const char *value, float *eps)
-{
-    char *end;
-    *eps = strtof(value, &end);
-    COF_FAIL_IF(end == value || *end || !(*eps >= 0), COF_ERR_INVALID,
-                "eps = \"%s\": wanted a number of at least 0", value);
-    return COF_OK;
-}
-
-static cof_status read_word(void *arg, const char *key, const char *value)
-{
-    struct bench_case *c = arg;
-    bool known = false;
-    if (!strcmp(key, "dtype"))
-        return cofi_bench_dtype(key, value, &c->params.dtype);
-    if (!strcmp(key, "weight"))
-        return cofi_bench_dtype(key, value, &c->params.weight_dtype);
-    if (!strcmp(key, "eps"))
-        return read_eps(value, &c->params.eps);
-    /* A describe line says what the plan made of its params. */
-    if (!strcmp(key, "part") || (!strcmp(key, "one_shot_bytes") && !strcmp(value, "all")))
-        return COF_OK;
-    COF_TRY(read_number(c, key, value, &known));
-    if (!known)
-        COF_TRY(read_choice(c, key, value, &known));
-    COF_FAIL_IF(!known, COF_ERR_INVALID,
-                "word \"%s=%s\": wanted one of T, H, dtype, weight, max_tokens, variant, rounding, "
-                "eps, weight_bias, algorithm, one_shot_bytes, x, how, count", key, value);
-    return COF_OK;
-}
+static const struct cofi_option words[] = {
+    COFI_WORD_INT("T", AT(n_tokens), 1, MAX_BENCH_TOKENS),
+    COFI_WORD_INT("H", PARAM(hidden), 1, MAX_BENCH_TOKENS),
+    COFI_WORD_DTYPE("dtype", PARAM(dtype)),
+    COFI_WORD_DTYPE("weight", PARAM(weight_dtype)),
+    COFI_WORD_INT("max_tokens", PARAM(max_tokens), 1, 0x1p40),
+    COFI_WORD_CHOICE("variant", PARAM(variant), "residual_norm|norm|only"),
+    COFI_WORD_CHOICE("rounding", PARAM(rounding), "match_unfused|exact"),
+    COFI_WORD_NUMBER("eps", AT(eps), 0, 1e30),
+    COFI_WORD_CHOICE("weight_bias", PARAM(weight_bias), "0|1"),
+    COFI_WORD_CHOICE("algorithm", PARAM(algorithm), "auto|one_shot|two_shot"),
+    COFI_WORD_LEFT("one_shot_bytes", "all"),
+    COFI_WORD_INT("one_shot_bytes", PARAM(one_shot_bytes), 1, 0x1p40),
+    COFI_WORD_CHOICE("x", AT(in_arena), "memory|arena"),
+    COFI_WORD_CHOICE("how", AT(is_graph), "eager|graph"),
+    COFI_WORD_INT("count", AT(count), 1, MAX_COUNT),
+    COFI_WORD_LEFT("part", NULL), /* of a describe line: what the plan made of its params */
+    {0}};
 
 static cof_status read_case(const char *line, struct bench_case *c)
 {
-    *c = (struct bench_case){.params = COF_ALLREDUCE_RMSNORM_PARAMS_INIT, .count = COUNT};
+    *c = (struct bench_case){.params = COF_ALLREDUCE_RMSNORM_PARAMS_INIT, .count = COUNT,
+                             .eps = -1};
     cof_allreduce_rmsnorm_params *p = &c->params;
     p->dtype = COF_BF16;
-    p->eps = -1;
-    COF_TRY(cofi_bench_words(line, read_word, c));
+    COF_TRY(cofi_option_read_line(line, words, c));
     c->n_tokens = c->n_tokens ? c->n_tokens : p->max_tokens;
     p->max_tokens = p->max_tokens ? p->max_tokens : c->n_tokens;
     COF_FAIL_IF(!c->n_tokens || !p->hidden, COF_ERR_INVALID, "%s is missing: wanted T and H",
                 c->n_tokens ? "H" : "T");
-    COF_FAIL_IF(c->n_tokens > MAX_BENCH_TOKENS || p->hidden > MAX_BENCH_TOKENS, COF_ERR_INVALID,
-                "T = %lld, H = %lld: wanted at most %lld", (long long)c->n_tokens,
-                (long long)p->hidden, (long long)MAX_BENCH_TOKENS);
-    COF_FAIL_IF(c->count > MAX_COUNT, COF_ERR_INVALID, "count = %lld: wanted at most %d",
-                (long long)c->count, MAX_COUNT);
-    if (p->eps < 0)
-        p->eps = p->variant == COF_ALLREDUCE_ONLY ? 0 : 1e-5f;
+    COF_FAIL_IF(c->n_tokens > MAX_BENCH_TOKENS, COF_ERR_INVALID,
+                "max_tokens = %lld: wanted T with it, or at most %lld", (long long)c->n_tokens,
+                (long long)MAX_BENCH_TOKENS);
+    p->eps = c->eps >= 0 ? (float)c->eps : p->variant == COF_ALLREDUCE_ONLY ? 0 : 1e-5f;
     return COF_OK;
 }
 

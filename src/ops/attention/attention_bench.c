@@ -15,15 +15,18 @@
 #include "ops/bench.h"
 #include "ops/bench_calls.h"
 #include "symm/memory.h"
+#include "tools/option_table.h"
 
 enum { FORWARD, BACKWARD };
 enum { COUNT = 10 }; /* calls on a device that are timed as one */
 
 struct bench_case {
     struct cofi_attention_case c;
-    bool is_graph;
-    int parts;     /* COFI_PART_.. bits */
-    int64_t count; /* 0: COUNT */
+    int is_graph, part;
+    int parts; /* COFI_PART_.. bits */
+    int64_t count;
+    cof_dtype wire; /* as named */
+    struct cofi_ints window;
 };
 
 struct attention_bench {
@@ -39,125 +42,49 @@ struct attention_bench {
 
 /* ---- The case ---- */
 
-static cof_status read_sizes(cof_attention_params *p, const char *key, const char *value,
-                             bool *known)
-{
-    const struct {
-        const char *key;
-        int64_t *value;
-    } sizes[] = {{"B", &p->n_batch},      {"S", &p->n_rows},         {"H", &p->n_heads},
-                 {"Hkv", &p->n_kv_heads}, {"Dqk", &p->head_dim_qk}, {"Dv", &p->head_dim_v}};
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
-        if (!strcmp(key, sizes[i].key)) {
-            *known = true;
-            return cofi_bench_int(key, value, 1, sizes[i].value);
-        }
-    return COF_OK;
-}
+#define AT(member) offsetof(struct bench_case, member)
+#define PARAM(member) offsetof(struct bench_case, c.params.member)
 
-static cof_status read_choice(struct bench_case *bench, const char *key, const char *value,
-                              bool *known)
-{
-    enum { FORMAT, MASK, LAYOUT, CHUNKING, DIRECTION, SCHEDULE, SAVE_KV, COMPACT, HOW, PART,
-           N_CHOICES };
-    static const int parts[] = {COFI_PART_ALL, COFI_PART_SECTIONS, COFI_PART_MERGES,
-                                COFI_PART_TRANSFER};
-    cof_attention_params *p = &bench->c.params;
-    static const struct {
-        const char *key, *choices;
-    } words[N_CHOICES] = {{"format", "bshd|sbhd"},
-                          {"mask", "none|causal"},
-                          {"layout", "zigzag|contiguous"},
-                          {"chunking", "balanced|padded"},
-                          {"direction", "both|forward"},
-                          {"schedule", "default|ring|gather"},
-                          {"save_kv", "0|1"},
-                          {"only_compact", "0|1"},
-                          {"how", "eager|graph"},
-                          {"part", "all|sections|merges|transfer"}};
-    int which = 0, idx = 0;
-    while (which < N_CHOICES && strcmp(words[which].key, key))
-        which++;
-    if (which == N_CHOICES)
-        return COF_OK;
-    *known = true;
-    COF_TRY(cofi_bench_choice(key, value, words[which].choices, &idx));
-    switch (which) {
-    case FORMAT: p->format = (cof_attention_format)idx; break;
-    case MASK: p->mask = (cof_mask)idx; break;
-    case LAYOUT: p->layout = (cof_layout_kind)idx; break;
-    case CHUNKING: p->chunking = (cof_chunking)idx; break;
-    case DIRECTION: p->forward_only = idx; break;
-    case SCHEDULE: p->schedule = (cof_attention_schedule)idx; break;
-    case SAVE_KV: p->save_kv = idx; break;
-    case COMPACT: p->only_compact = idx; break;
-    case HOW: bench->is_graph = idx; break;
-    case PART: bench->parts = parts[idx]; break;
-    }
-    return COF_OK;
-}
-
-/* "none", or left:right, -1 for no limit. */
-static cof_status read_window(cof_attention_params *p, const char *value)
-{
-    char *end = NULL;
-    p->has_window = strcmp(value, "none") != 0;
-    if (!p->has_window)
-        return COF_OK;
-    p->window_left = strtoll(value, &end, 10);
-    bool ok = end > value && *end == ':';
-    const char *right = ok ? end + 1 : value;
-    p->window_right = ok ? strtoll(right, &end, 10) : 0;
-    COF_FAIL_IF(!ok || end == right || *end, COF_ERR_INVALID,
-                "window = \"%s\": wanted none, or left:right", value);
-    return COF_OK;
-}
-
-struct reading {
-    struct bench_case *bench;
-    cof_attention_params *p;
-    cof_dtype wire; /* as named */
-};
-
-static cof_status read_word(void *arg, const char *key, const char *value)
-{
-    struct reading *r = arg;
-    bool known = false;
-    if (!strcmp(key, "dtype"))
-        return cofi_bench_dtype(key, value, &r->p->dtype);
-    if (!strcmp(key, "wire"))
-        return cofi_bench_dtype_or_f32(key, value, &r->wire);
-    COF_TRY(read_sizes(r->p, key, value, &known));
-    if (!known)
-        COF_TRY(read_choice(r->bench, key, value, &known));
-    if (!strcmp(key, "count"))
-        return cofi_bench_int(key, value, 1, &r->bench->count);
-    if (!strcmp(key, "window"))
-        return read_window(r->p, value);
-    if (!known && !strcmp(key, "scale")) {
-        char *end;
-        r->p->scale = strtod(value, &end);
-        COF_FAIL_IF(end == value || *end, COF_ERR_INVALID, "scale = \"%s\": wanted a number",
-                    value);
-        known = true;
-    }
-    COF_FAIL_IF(!known, COF_ERR_INVALID,
-                "word \"%s=%s\": wanted one of B, S, H, Hkv, Dqk, Dv, dtype, format, mask, layout, "
-                "chunking, scale, wire, direction, schedule, save_kv, only_compact, window, how, "
-                "part, count", key, value);
-    return COF_OK;
-}
+static const struct cofi_option words[] = {
+    COFI_WORD_INT("B", PARAM(n_batch), 1, 0x1p40),
+    COFI_WORD_INT("S", PARAM(n_rows), 1, 0x1p40),
+    COFI_WORD_INT("H", PARAM(n_heads), 1, 0x1p40),
+    COFI_WORD_INT("Hkv", PARAM(n_kv_heads), 1, 0x1p40),
+    COFI_WORD_INT("Dqk", PARAM(head_dim_qk), 1, 4096),
+    COFI_WORD_INT("Dv", PARAM(head_dim_v), 1, 4096),
+    COFI_WORD_DTYPE("dtype", PARAM(dtype)),
+    COFI_WORD_CHOICE("format", PARAM(format), "bshd|sbhd"),
+    COFI_WORD_CHOICE("mask", PARAM(mask), "none|causal"),
+    COFI_WORD_CHOICE("layout", PARAM(layout), "zigzag|contiguous"),
+    COFI_WORD_CHOICE("chunking", PARAM(chunking), "balanced|padded"),
+    COFI_WORD_NUMBER("scale", PARAM(scale), -1e30, 1e30),
+    COFI_WORD_DTYPE_OR("wire", AT(wire)),
+    COFI_WORD_CHOICE("direction", PARAM(forward_only), "both|forward"),
+    COFI_WORD_CHOICE("schedule", PARAM(schedule), "default|ring|gather"),
+    COFI_WORD_CHOICE("save_kv", PARAM(save_kv), "0|1"),
+    COFI_WORD_CHOICE("only_compact", PARAM(only_compact), "0|1"),
+    COFI_WORD_LEFT("window", "none"),
+    COFI_WORD_INTS("window", AT(window), ":2", -1, 0x1p56),
+    COFI_WORD_CHOICE("how", AT(is_graph), "eager|graph"),
+    COFI_WORD_CHOICE("part", AT(part), "all|sections|merges|transfer"),
+    COFI_WORD_INT("count", AT(count), 1, 0x1p20),
+    {0}};
 
 static cof_status read_case(const char *line, struct bench_case *bench)
 {
-    *bench = (struct bench_case){.c.params = COF_ATTENTION_PARAMS_INIT, .parts = COFI_PART_ALL};
+    static const int parts[] = {COFI_PART_ALL, COFI_PART_SECTIONS, COFI_PART_MERGES,
+                                COFI_PART_TRANSFER};
+    *bench = (struct bench_case){.c.params = COF_ATTENTION_PARAMS_INIT};
     struct cofi_attention_case *c = &bench->c;
     cof_attention_params *p = &c->params;
     p->dtype = COF_BF16;
     p->n_batch = 1;
-    struct reading r = {.bench = bench, .p = p};
-    COF_TRY(cofi_bench_words(line, read_word, &r));
-    COF_TRY(cofi_bench_is_f32("wire", r.wire, p->dtype, &p->wire_f32));
+    COF_TRY(cofi_option_read_line(line, words, bench));
+    bench->parts = parts[bench->part];
+    p->has_window = bench->window.n > 0;
+    p->window_left = bench->window.at[0];
+    p->window_right = bench->window.at[1];
+    COF_TRY(cofi_bench_is_f32("wire", bench->wire, p->dtype, &p->wire_f32));
     COF_FAIL_IF(!p->n_rows || !p->n_heads || !p->head_dim_qk, COF_ERR_INVALID,
                 "%s is missing: wanted S, H and Dqk",
                 !p->n_rows ? "S" : !p->n_heads ? "H" : "Dqk");
@@ -167,8 +94,8 @@ static cof_status read_case(const char *line, struct bench_case *bench)
                 "Hkv = %lld: wanted a divisor of H = %lld", (long long)p->n_kv_heads,
                 (long long)p->n_heads);
     __int128 elements = (__int128)p->n_batch * p->n_rows * p->n_heads;
-    COF_FAIL_IF(elements > INT64_MAX / 65536 || p->head_dim_qk > 4096 || p->head_dim_v > 4096,
-                COF_ERR_INVALID, "B * S * H or a head dim is past the address space");
+    COF_FAIL_IF(elements > INT64_MAX / 65536, COF_ERR_INVALID,
+                "B * S * H is past the address space");
     c->calls = p->forward_only ? COFI_CALLS_FORWARD : COFI_CALLS_BACKWARD;
     return COF_OK;
 }

@@ -12,6 +12,7 @@
 #include "ops/grad_return/grad_return.h"
 #include "ops/grad_return/grad_return_cases.h"
 #include "symm/memory.h"
+#include "tools/option_table.h"
 
 enum { MAX_BENCH_DIM = 4096, MAX_COUNT = 1000, MIN_SLOTS = 2 };
 #define CACHED_BYTES ((size_t)1 << 28) /* buffers rotate over so much: past the L2 of any device */
@@ -24,9 +25,10 @@ struct buffers {
 
 struct bench_case {
     struct cofi_gr_case gr;
+    cof_dtype partial, wire; /* as named */
+    int64_t max_ctas;
     int64_t count; /* on devices: calls that are timed as one */
-    bool is_of_devices; /* how they are timed is told */
-    int is_graph;
+    int how;       /* 1: a graph; -1: not told, as in cases for the CPU */
 };
 
 struct grad_return_bench {
@@ -40,120 +42,48 @@ struct grad_return_bench {
 
 /* ---- The case ---- */
 
-static cof_status read_sizes(struct bench_case *b, const char *key, const char *value, bool *known)
-{
-    cof_grad_return_params *p = &b->gr.params;
-    const struct {
-        const char *key;
-        int64_t *value;
-    } sizes[] = {{"B", &p->n_batch},
-                 {"S", &p->n_rows},
-                 {"Hkv", &p->n_heads},
-                 {"Dk", &p->head_dim_k},
-                 {"Dv", &p->head_dim_v},
-                 {"count", &b->count}};
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
-        if (!strcmp(key, sizes[i].key)) {
-            *known = true;
-            return cofi_bench_int(key, value, 1, sizes[i].value);
-        }
-    return COF_OK;
-}
+#define AT(member) offsetof(struct bench_case, member)
+#define PARAM(member) offsetof(struct bench_case, gr.params.member)
 
-struct reading {
-    struct bench_case *b;
-    struct cofi_gr_case *c;
-    cof_dtype partial, wire; /* as named */
-};
-
-static cof_status read_choice(struct reading *r, const char *key, const char *value, bool *known)
-{
-    enum { LAYOUT, CHUNKING, TRANSFER, BY, WRITERS, HOW, N_CHOICES };
-    static const struct {
-        const char *key, *choices;
-    } words[N_CHOICES] = {{"layout", "zigzag|contiguous"},
-                          {"chunking", "balanced|padded"},
-                          {"transfer", "push|pull"},
-                          {"by", "whole|section"},
-                          {"writers", "all|causal"},
-                          {"how", "eager|graph"}};
-    cof_grad_return_params *p = &r->c->params;
-    int which = 0, idx = 0;
-    while (which < N_CHOICES && strcmp(words[which].key, key))
-        which++;
-    if (which == N_CHOICES)
-        return COF_OK;
-    *known = true;
-    COF_TRY(cofi_bench_choice(key, value, words[which].choices, &idx));
-    switch (which) {
-    case LAYOUT: p->layout = (cof_layout_kind)idx; break;
-    case CHUNKING: p->chunking = (cof_chunking)idx; break;
-    case TRANSFER: p->transfer = (cof_grad_return_transfer)idx; break;
-    case BY: p->by_section = idx; break;
-    case WRITERS: r->c->writers = (cof_writers)idx; break;
-    case HOW:
-        r->b->is_graph = idx;
-        r->b->is_of_devices = true;
-        break;
-    }
-    return COF_OK;
-}
-
-static cof_status read_ctas(const char *value, int *max_ctas)
-{
-    int64_t n = 0;
-    if (!strcmp(value, "0"))
-        return COF_OK;
-    COF_TRY(cofi_bench_int("max_ctas", value, 1, &n));
-    COF_FAIL_IF(n > INT32_MAX, COF_ERR_INVALID, "max_ctas = %s: wanted at most %d", value,
-                INT32_MAX);
-    *max_ctas = (int)n;
-    return COF_OK;
-}
-
-static cof_status read_word(void *arg, const char *key, const char *value)
-{
-    struct reading *r = arg;
-    bool known = false;
-    if (!strcmp(key, "dtype"))
-        return cofi_bench_dtype(key, value, &r->c->params.dtype);
-    if (!strcmp(key, "partial") || !strcmp(key, "wire"))
-        return cofi_bench_dtype_or_f32(key, value, *key == 'p' ? &r->partial : &r->wire);
-    if (!strcmp(key, "max_ctas"))
-        return read_ctas(value, &r->c->params.max_ctas);
+static const struct cofi_option words[] = {
+    COFI_WORD_INT("B", PARAM(n_batch), 1, 0x1p40),
+    COFI_WORD_INT("S", PARAM(n_rows), 1, 0x1p40),
+    COFI_WORD_INT("Hkv", PARAM(n_heads), 1, 0x1p40),
+    COFI_WORD_INT("Dk", PARAM(head_dim_k), 1, MAX_BENCH_DIM),
+    COFI_WORD_INT("Dv", PARAM(head_dim_v), 1, MAX_BENCH_DIM),
+    COFI_WORD_DTYPE("dtype", PARAM(dtype)),
+    COFI_WORD_DTYPE_OR("partial", AT(partial)),
+    COFI_WORD_DTYPE_OR("wire", AT(wire)),
+    COFI_WORD_CHOICE("layout", PARAM(layout), "zigzag|contiguous"),
+    COFI_WORD_CHOICE("chunking", PARAM(chunking), "balanced|padded"),
+    COFI_WORD_CHOICE("transfer", PARAM(transfer), "push|pull"),
+    COFI_WORD_CHOICE("by", PARAM(by_section), "whole|section"),
+    COFI_WORD_CHOICE("writers", AT(gr.writers), "all|causal"),
+    COFI_WORD_INT("max_ctas", AT(max_ctas), 0, INT32_MAX),
+    COFI_WORD_CHOICE("how", AT(how), "eager|graph"),
+    COFI_WORD_INT("count", AT(count), 1, MAX_COUNT),
     /* A describe line says what the plan made of its params. */
-    if (!strcmp(key, "lanes") || !strcmp(key, "pieces"))
-        return COF_OK;
-    COF_TRY(read_sizes(r->b, key, value, &known));
-    if (!known)
-        COF_TRY(read_choice(r, key, value, &known));
-    COF_FAIL_IF(!known, COF_ERR_INVALID,
-                "word \"%s=%s\": wanted one of B, S, Hkv, Dk, Dv, dtype, partial, wire, layout, "
-                "chunking, transfer, by, writers, max_ctas, how, count", key, value);
-    return COF_OK;
-}
+    COFI_WORD_LEFT("lanes", NULL),
+    COFI_WORD_LEFT("pieces", NULL),
+    {0}};
 
 static cof_status read_case(const char *line, struct bench_case *b)
 {
-    *b = (struct bench_case){.gr.params = COF_GRAD_RETURN_PARAMS_INIT, .count = 20};
-    struct cofi_gr_case *c = &b->gr;
-    struct reading r = {.b = b, .c = c};
-    cof_grad_return_params *p = &c->params;
+    *b = (struct bench_case){.gr.params = COF_GRAD_RETURN_PARAMS_INIT, .count = 20, .how = -1};
+    cof_grad_return_params *p = &b->gr.params;
     p->dtype = COF_BF16;
     p->n_batch = 1;
-    COF_TRY(cofi_bench_words(line, read_word, &r));
+    COF_TRY(cofi_option_read_line(line, words, b));
+    p->max_ctas = (int)b->max_ctas;
     COF_FAIL_IF(!p->n_rows || !p->n_heads || !p->head_dim_k, COF_ERR_INVALID,
                 "%s is missing: wanted S, Hkv and Dk",
                 !p->n_rows ? "S" : !p->n_heads ? "Hkv" : "Dk");
-    COF_TRY(cofi_bench_is_f32("partial", r.partial, p->dtype, &p->partial_f32));
-    COF_TRY(cofi_bench_is_f32("wire", r.wire, p->dtype, &p->wire_f32));
+    COF_TRY(cofi_bench_is_f32("partial", b->partial, p->dtype, &p->partial_f32));
+    COF_TRY(cofi_bench_is_f32("wire", b->wire, p->dtype, &p->wire_f32));
     p->head_dim_v = p->head_dim_v ? p->head_dim_v : p->head_dim_k;
     __int128 elements = (__int128)p->n_batch * p->n_rows * p->n_heads;
-    COF_FAIL_IF(elements > MAX_ELEMENTS || p->head_dim_k > MAX_BENCH_DIM ||
-                    p->head_dim_v > MAX_BENCH_DIM,
-                COF_ERR_INVALID, "B * S * Hkv or a head dim is past the address space");
-    COF_FAIL_IF(b->count > MAX_COUNT, COF_ERR_INVALID, "count = %lld: wanted at most %d",
-                (long long)b->count, MAX_COUNT);
+    COF_FAIL_IF(elements > MAX_ELEMENTS, COF_ERR_INVALID,
+                "B * S * Hkv is past the address space");
     return COF_OK;
 }
 
@@ -213,7 +143,7 @@ static cof_status size_case(const char *line, int n_ranks, struct cofi_bench_siz
         .set_bytes = (in + out) * both,
         .wire_bytes = {(double)sent_rows(c, &layout) * (double)both *
                        (double)(c->params.wire_f32 ? sizeof(float) : element)},
-        .n_flows = b.is_of_devices ? n_ranks : 0, /* on the CPU all of them share the memory */
+        .n_flows = b.how >= 0 ? n_ranks : 0, /* on the CPU all of them share the memory */
     };
     return COF_OK;
 }
@@ -355,7 +285,7 @@ static cof_status create(struct cofi_job *job, const char *line, int n_sets, voi
     *b = (struct grad_return_bench){
         .job = *job, .c = c.gr, .layout = layout_of(&c.gr, job->n_ranks),
         .calls = {.job = &b->job, .bench = b, .run = run, .count = c.count,
-                  .is_graph = c.is_graph},
+                  .is_graph = c.how == 1},
         .n_sections = c.gr.params.by_section ? job->n_ranks : 1};
     cof_status status = open_bench(b, size.set_bytes / (size_t)job->n_ranks, n_sets);
     if (status == COF_OK)
