@@ -125,12 +125,10 @@ extern const struct cofi_op_check cofi_allreduce_rmsnorm_check;
 extern const struct cofi_op_bench cofi_allreduce_rmsnorm_bench;
 extern const struct cofi_op cofi_op_allreduce_rmsnorm;
 
-static const struct cofi_op_run allreduce_rmsnorm_run = {.usage = usage, .command = command};
-
 const struct cofi_op cofi_op_allreduce_rmsnorm = {
     .name = "allreduce_rmsnorm",
     .summary = "all-reduce, residual and RMSNorm in one",
     .check = &cofi_allreduce_rmsnorm_check,
-    .run = &allreduce_rmsnorm_run,
+    .run = command,
     .bench = &cofi_allreduce_rmsnorm_bench,
 };

@@ -155,12 +155,10 @@ extern const struct cofi_op_check cofi_attention_check;
 extern const struct cofi_op_bench cofi_attention_bench;
 extern const struct cofi_op cofi_op_attention;
 
-static const struct cofi_op_run attention_run = {.usage = usage, .command = command};
-
 const struct cofi_op cofi_op_attention = {
     .name = "attention",
     .summary = "context-parallel attention, forward and backward",
     .check = &cofi_attention_check,
-    .run = &attention_run,
+    .run = command,
     .bench = &cofi_attention_bench,
 };

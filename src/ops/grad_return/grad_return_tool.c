@@ -131,12 +131,10 @@ extern const struct cofi_op_check cofi_grad_return_check;
 extern const struct cofi_op_bench cofi_grad_return_bench;
 extern const struct cofi_op cofi_op_grad_return;
 
-static const struct cofi_op_run grad_return_run = {.usage = usage, .command = command};
-
 const struct cofi_op cofi_op_grad_return = {
     .name = "grad_return",
     .summary = "return of dK and dV to the owners of their rows",
     .check = &cofi_grad_return_check,
-    .run = &grad_return_run,
+    .run = command,
     .bench = &cofi_grad_return_bench,
 };

@@ -174,12 +174,10 @@ extern const struct cofi_op_check cofi_trimul_check;
 extern const struct cofi_op_bench cofi_trimul_bench;
 extern const struct cofi_op cofi_op_trimul;
 
-static const struct cofi_op_run trimul_run = {.usage = usage, .command = command};
-
 const struct cofi_op cofi_op_trimul = {
     .name = "trimul",
     .summary = "triangle multiplicative update of pairs, forward and backward",
     .check = &cofi_trimul_check,
-    .run = &trimul_run,
+    .run = command,
     .bench = &cofi_trimul_bench,
 };
