@@ -28,9 +28,15 @@ wanted() { # FAULT 0|fails ARGUMENTS...
     fi
 }
 
-cases=('attention*s=698*calls=two*delay=random' 'attention*s=2999*calls=two' --ranks 4)
-wanted NONE 0 "${cases[@]}"
-for step in KV_READY_WAIT KV_ACK_WAIT ARRIVAL_WAIT STAGING_WAIT KV_ACK KV_ACK:1; do
-    wanted $step fails "${cases[@]}"
+ring=('attention*s=698*calls=two*delay=random' 'attention*s=2999*calls=two' --ranks 4)
+gather=('attention*s=698*calls=two*schedule=gather' --ranks 4)
+wanted NONE 0 "${ring[@]}"
+for step in KV_READY_WAIT KV_ACK_WAIT STAGING_WAIT KV_ACK KV_ACK:1; do
+    wanted $step fails "${ring[@]}"
 done
+# Transfers so short end before what has to wait for them begins, waited for or not.
+wanted COMM_LATE 0 "${ring[@]}"
+wanted ARRIVAL_WAIT,COMM_LATE fails "${ring[@]}"
+wanted COMM_LATE 0 "${gather[@]}"
+wanted ARRIVAL_WAIT,COMM_LATE fails "${gather[@]}"
 [ $n_failed -eq 0 ]

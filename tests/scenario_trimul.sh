@@ -199,8 +199,8 @@ bad_weights two_norms_w '"norm_out.bias" has dtype BF16, "norm_in.weight" has F3
 refuse "no input" 'option -i is missing' --weights "$scratch/f32_w"
 refuse "no weights" 'option --weights is missing' -i "$scratch/f32"
 refuse "a grid of other ranks" '--grid: wanted RxC with R \* C = 4' "${files[@]}" --grid 3x2
-refuse "a grid of one number" '--grid: wanted RxC' "${files[@]}" --grid 4
-refuse "no grid" "--grid = \"2by2\": wanted 1 to 32 integers .*with 'x' between" "${files[@]}" \
+refuse "a grid of one number" '--grid = "4": wanted 2 integers' "${files[@]}" --grid 4
+refuse "no grid" "--grid = \"2by2\": wanted 2 integers .*with 'x' between" "${files[@]}" \
     --grid 2by2
 refuse "offsets of balanced shards" '--row-offsets and --col-offsets: wanted with --shard' \
     "${files[@]}" --row-offsets 0:11

@@ -210,7 +210,7 @@ static void test_size_runtime(void)
     CHECK_FAILS(bench->size("runtime form=round bytes=8", 2, &size), COF_ERR_INVALID, "bytes = 8");
     CHECK_FAILS(bench->size("runtime form=empty", 2, &size), COF_ERR_INVALID, "kernel of empty");
     CHECK_FAILS(bench->size("runtime form=signal count=10001", 2, &size), COF_ERR_INVALID,
-                "count = 10001");
+                "count = \"10001\"");
 }
 
 int main(void)

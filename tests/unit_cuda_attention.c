@@ -5,42 +5,29 @@
  * And what plans on devices refuse. Ranks are processes, made by exec: this program once more.
  * Skipped where no device is. */
 #define _GNU_SOURCE
-#include "test.h"
+#include <math.h>
+
+#include "test_cuda_ranks.h"
 
 #ifdef COFI_CUDA
-#include <cuda_runtime_api.h>
-#include <math.h>
-#include <signal.h>
-#include <stdbool.h>
-#include <spawn.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <time.h>
-
-enum { N = 3, HEADS = 2, DIM = 8, ROWS = 66, PATIENCE = 60 };
+enum { HEADS = 2, DIM = 8, ROWS = 66 };
 
 /* ---- tensors on the device ------------------------------------------------------------------ */
 
 enum { Q, K, V, O, LSE, N_TENSORS };
 
 /* q = 0, so that every query takes the mean of v, whose rows hold their own numbers. */
-struct tensors {
+static struct {
     int64_t n_rows; /* local */
     float *host[N_TENSORS];
     cof_shape shape[N_TENSORS];
     cof_tensor tensor[N_TENSORS];
     cof_attention_args args;
-};
+} own;
 
-static size_t bytes_of(const struct tensors *t, int which)
+static size_t bytes_of(int which)
 {
-    return (size_t)(t->n_rows * HEADS * (which == LSE ? 1 : DIM)) * sizeof(float);
-}
-
-static void copy(void *dst, const void *src, size_t bytes)
-{
-    cudaError_t error = cudaMemcpy(dst, src, bytes, cudaMemcpyDefault);
-    CHECK(error == cudaSuccess, "cudaMemcpy: %s", cudaGetErrorString(error));
+    return (size_t)(own.n_rows * HEADS * (which == LSE ? 1 : DIM)) * sizeof(float);
 }
 
 static float value_of(int which, int64_t global, int64_t i)
@@ -53,304 +40,157 @@ static float value_of(int which, int64_t global, int64_t i)
     }
 }
 
-static void fill(struct tensors *t, int which, const cof_layout *layout, int rank)
+static void fill(int which, const cof_layout *layout, int rank)
 {
     int64_t per_row = which == LSE ? HEADS : HEADS * DIM;
-    for (int64_t i = 0; i < t->n_rows * per_row; i++)
-        t->host[which][i] = value_of(which, cof_layout_global_row(layout, rank, i / per_row), i);
-    copy(t->tensor[which].data, t->host[which], bytes_of(t, which));
+    for (int64_t i = 0; i < own.n_rows * per_row; i++)
+        own.host[which][i] = value_of(which, cof_layout_global_row(layout, rank, i / per_row), i);
+    test_cuda_copy(own.tensor[which].data, own.host[which], bytes_of(which));
 }
 
-static void make_tensors(struct tensors *t, cof_world *world)
+static void make_tensors(struct test_cuda_rank *r, int seed)
 {
-    cof_layout layout = {COF_LAYOUT_ZIGZAG, COF_CHUNKING_BALANCED, cof_world_size(world), ROWS};
-    cof_device device = {COF_DEVICE_CUDA, cof_world_device(world)};
-    cudaSetDevice(cof_world_device(world));
-    t->n_rows = cof_layout_local_rows(&layout, cof_world_rank(world));
+    const int rank = cof_world_rank(r->world);
+    cof_layout layout = {COF_LAYOUT_ZIGZAG, COF_CHUNKING_BALANCED, cof_world_size(r->world), ROWS};
+    cof_device device = {COF_DEVICE_CUDA, cof_world_device(r->world)};
+    (void)seed;
+    cudaSetDevice(device.device_id);
+    own.n_rows = cof_layout_local_rows(&layout, rank);
     for (int i = 0; i < N_TENSORS; i++) {
-        void *data = NULL;
-        cudaError_t error = cudaMalloc(&data, bytes_of(t, i));
-        CHECK(error == cudaSuccess, "cudaMalloc: %s", cudaGetErrorString(error));
-        t->host[i] = malloc(bytes_of(t, i));
-        t->shape[i] = i == LSE ? (cof_shape){{1, HEADS, t->n_rows}}
-                               : (cof_shape){{1, t->n_rows, HEADS, DIM}};
-        t->tensor[i] = cof_tensor_make(data, device, COF_F32, i == LSE ? 3 : 4, &t->shape[i]);
-        fill(t, i, &layout, cof_world_rank(world));
+        own.host[i] = malloc(bytes_of(i));
+        own.shape[i] = i == LSE ? (cof_shape){{1, HEADS, own.n_rows}}
+                                : (cof_shape){{1, own.n_rows, HEADS, DIM}};
+        own.tensor[i] = cof_tensor_make(test_cuda_alloc(bytes_of(i)), device, COF_F32,
+                                        i == LSE ? 3 : 4, &own.shape[i]);
+        fill(i, &layout, rank);
     }
-    t->args = (cof_attention_args){.size = sizeof t->args, .q = &t->tensor[Q], .k = &t->tensor[K],
-                                   .v = &t->tensor[V], .o = &t->tensor[O], .lse = &t->tensor[LSE]};
+    own.args = (cof_attention_args){.size = sizeof own.args, .q = &own.tensor[Q],
+                                    .k = &own.tensor[K], .v = &own.tensor[V],
+                                    .o = &own.tensor[O], .lse = &own.tensor[LSE]};
 }
 
-static void free_tensors(struct tensors *t)
+static void free_tensors(struct test_cuda_rank *r)
 {
+    (void)r;
     for (int i = 0; i < N_TENSORS; i++) {
-        cudaFree(t->tensor[i].data);
-        free(t->host[i]);
+        cudaFree(own.tensor[i].data);
+        free(own.host[i]);
     }
 }
 
-static void poison(struct tensors *t)
+static void poison(struct test_cuda_rank *r)
 {
+    (void)r;
     for (int which = O; which <= LSE; which++) {
-        memset(t->host[which], 0, bytes_of(t, which));
-        copy(t->tensor[which].data, t->host[which], bytes_of(t, which));
+        memset(own.host[which], 0, bytes_of(which));
+        test_cuda_copy(own.tensor[which].data, own.host[which], bytes_of(which));
     }
 }
 
-static void check_outputs(struct tensors *t, bool are_nan)
+static void check(struct test_cuda_rank *r, bool are_nan)
 {
     const double wanted[] = {[O] = (ROWS - 1) / 2.0, [LSE] = log((double)ROWS)};
+    (void)r;
     for (int which = O; which <= LSE; which++) {
-        int64_t n = (int64_t)(bytes_of(t, which) / sizeof(float)), n_bad = 0;
-        copy(t->host[which], t->tensor[which].data, bytes_of(t, which));
+        int64_t n = (int64_t)(bytes_of(which) / sizeof(float)), n_bad = 0;
+        test_cuda_copy(own.host[which], own.tensor[which].data, bytes_of(which));
         for (int64_t i = 0; i < n; i++) {
-            double x = t->host[which][i];
+            double x = own.host[which][i];
             n_bad += are_nan ? !isnan(x) : !(fabs(x - wanted[which]) < 1e-3);
         }
         CHECK(n_bad == 0, "%s: %lld of %lld elements are not %s, the first is %g",
               which == O ? "o" : "lse", (long long)n_bad, (long long)n, are_nan ? "NaN" : "right",
-              (double)t->host[which][0]);
+              (double)own.host[which][0]);
     }
 }
 
-/* ---- a rank --------------------------------------------------------------------------------- */
+/* ---- calls and cases ------------------------------------------------------------------------ */
 
-struct rank {
-    int rank;
-    cof_world *world;
-    cof_team *team;
-    cof_plan *plan;
-    cof_attention_params params;
-    struct tensors t;
-};
+static const char *const forms[] = {[COF_SCHEDULE_RING] = "ring", [COF_SCHEDULE_GATHER] = "gather"};
+static cof_attention_params params;
 
-static double seconds(void)
+static cof_status make_plan(struct test_cuda_rank *r)
 {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+    params = (cof_attention_params)COF_ATTENTION_PARAMS_INIT;
+    params.dtype = COF_F32;
+    params.n_batch = 1;
+    params.n_rows = ROWS;
+    params.n_heads = HEADS;
+    params.head_dim_qk = DIM;
+    params.forward_only = 1;
+    params.schedule = (cof_attention_schedule)r->form;
+    return cof_attention_plan_create(r->team, &params, NULL, &r->plan);
 }
 
-static cof_attention_params params_of(cof_attention_schedule schedule)
+static cof_status call(struct test_cuda_rank *r)
 {
-    cof_attention_params p = COF_ATTENTION_PARAMS_INIT;
-    p.dtype = COF_F32;
-    p.n_batch = 1;
-    p.n_rows = ROWS;
-    p.n_heads = HEADS;
-    p.head_dim_qk = DIM;
-    p.forward_only = 1;
-    p.schedule = schedule;
-    return p;
+    return cof_attention_forward(r->plan, &own.args, COF_STREAM_NOW);
 }
 
-static bool join(struct rank *r, int n_ranks, const char *job, const char *device)
+static void absent(struct test_cuda_rank *r, const char *job)
 {
-    cof_world_options o = COF_WORLD_OPTIONS_INIT;
-    o.rank = n_ranks == 1 ? 0 : r->rank;
-    o.n_ranks = n_ranks;
-    o.job = job;
-    o.engine = COF_ENGINE_CUDA;
-    o.device = device;
-    o.init_timeout = 30; /* run_timeout: COFUSE_TIMEOUT */
-    CHECK_OK(cof_world_create(&o, &r->world));
-    if (!r->world)
-        return false;
-    r->team = cof_world_team(r->world);
-    CHECK_OK(cof_attention_plan_create(r->team, &r->params, NULL, &r->plan));
-    return r->plan != NULL;
-}
-
-/* With a call behind it that passes. */
-static bool set_up(struct rank *r, const char *job, cof_attention_schedule schedule)
-{
-    r->params = params_of(schedule);
-    if (!join(r, N, job, NULL))
-        return false;
-    make_tensors(&r->t, r->world);
-    CHECK_OK(cof_team_barrier(r->team)); /* the deadline may be short */
-    CHECK_OK(cof_attention_forward(r->plan, &r->t.args, COF_STREAM_NOW));
-    check_outputs(&r->t, false);
-    poison(&r->t);
-    CHECK_OK(cof_team_barrier(r->team));
-    return true;
-}
-
-static void leave(struct rank *r)
-{
-    free_tensors(&r->t);
-    cof_plan_destroy(r->plan);
-    cof_world_destroy(r->world);
-    r->plan = NULL;
-    r->world = NULL;
-}
-
-/* After the failure: the plan is refused, the team tells; a new world works on the same device. */
-static void look_after(struct rank *r, const char *job)
-{
-    char device[16], alone[80];
-    snprintf(device, sizeof device, "%d", cof_world_device(r->world));
-    snprintf(alone, sizeof alone, "%s-alone-%d", job, r->rank);
-    cof_status status = cof_attention_forward(r->plan, &r->t.args, COF_STREAM_NOW);
-    CHECK(status != COF_OK, "a call on the failed plan passed");
-    status = cof_team_query(r->team);
-    CHECK(status != COF_OK, "the team knows of nothing");
-    leave(r);
-    if (!join(r, 1, alone, device))
-        return;
-    make_tensors(&r->t, r->world);
-    CHECK_OK(cof_attention_forward(r->plan, &r->t.args, COF_STREAM_NOW));
-    check_outputs(&r->t, false);
-    leave(r);
-}
-
-/* The last rank dies before its call: of the two others one waits for it in the first step of its
- * ring, and the other one in the second, with a section done. */
-static void killed(struct rank *r, const char *job)
-{
-    if (r->rank == N - 1)
-        raise(SIGKILL);
-    double begin = seconds();
-    CHECK_FAILS(cof_attention_forward(r->plan, &r->t.args, COF_STREAM_NOW), COF_ERR_PEER_DEAD,
-                "rank 2");
-    double took = seconds() - begin;
-    CHECK(took < 5, "it took %g s", took);
-    check_outputs(&r->t, true);
-    CHECK_FAILS(cof_team_query(r->team), COF_ERR_PEER_DEAD, "rank 2");
-    look_after(r, job);
-}
-
-/* The last rank does not call until the others' deadlines have passed. */
-static void absent(struct rank *r, const char *job)
-{
-    if (r->rank != N - 1) {
-        double begin = seconds();
-        CHECK_FAILS(cof_attention_forward(r->plan, &r->t.args, COF_STREAM_NOW), COF_ERR_TIMEOUT,
-                    "keys published");
-        double took = seconds() - begin;
-        CHECK(took > 0.9 && took < 10, "it took %g s with a deadline of 1 s", took);
-        check_outputs(&r->t, true);
-    }
-    CHECK_OK(cof_team_barrier(r->team));
-    if (r->rank == N - 1)
-        CHECK_FAILS(cof_attention_forward(r->plan, &r->t.args, COF_STREAM_NOW), COF_ERR_TIMEOUT,
-                    "told by rank");
-    CHECK_OK(cof_team_barrier(r->team));
-    look_after(r, job);
+    test_cuda_absent(r, job, "keys published", "told by rank");
 }
 
 /* Strides of other tensors, and what there is none of on devices yet. */
-static void refused(struct rank *r, const char *job)
+static void refused(struct test_cuda_rank *r, const char *job)
 {
-    cof_attention_params p = r->params;
+    cof_attention_params p = params;
     cof_plan *plan = NULL;
     (void)job;
     p.forward_only = 0;
     CHECK_FAILS(cof_attention_plan_create(r->team, &p, NULL, &plan), COF_ERR_UNSUPPORTED,
                 "set params.forward_only");
     CHECK(plan == NULL, "a plan");
-    p = r->params;
+    p = params;
     p.only_compact = 1;
     CHECK_OK(cof_attention_plan_create(r->team, &p, NULL, &plan));
     if (plan) {
         cof_shape strides = {{0, HEADS * DIM, DIM, 1}};
-        cof_tensor half = r->t.tensor[Q]; /* every head row twice as far from the next */
+        cof_tensor half = own.tensor[Q]; /* every head row twice as far from the next */
         strides.dim[1] *= 2;
         half.strides = strides.dim;
-        cof_attention_args args = r->t.args;
+        cof_attention_args args = own.args;
         args.q = &half;
         CHECK_FAILS(cof_attention_forward(plan, &args, COF_STREAM_NOW), COF_ERR_INVALID,
                     "only_compact");
-        CHECK_OK(cof_attention_forward(plan, &r->t.args, COF_STREAM_NOW));
-        check_outputs(&r->t, false);
+        CHECK_OK(cof_attention_forward(plan, &own.args, COF_STREAM_NOW));
+        check(r, false);
         CHECK_OK(cof_team_barrier(r->team));
         cof_plan_destroy(plan);
     }
-    leave(r);
+    test_cuda_leave(r);
 }
 
-/* ---- processes ------------------------------------------------------------------------------ */
+/* Killed: of the two that are left one waits in the first step of its ring, and the other one in
+ * the second, with a section done. */
+static const struct test_cuda_case cases[] = {{"killed", test_cuda_killed, true, "30"},
+                                              {"absent", absent, false, "1"},
+                                              {"refused", refused, false, "30"}};
+enum { N_CASES = sizeof cases / sizeof cases[0] };
 
-static const struct test {
-    const char *name;
-    void (*fn)(struct rank *r, const char *job);
-    bool kills; /* the last rank */
-    const char *timeout;
-} tests[] = {{"killed", killed, true, "30"},
-             {"absent", absent, false, "1"},
-             {"refused", refused, false, "30"}};
-enum { N_TESTS = sizeof tests / sizeof tests[0] };
-
-/* "TEST SCHEDULE RANK JOB PARENT" */
-static int child_main(char **words)
-{
-    struct rank r = {.rank = atoi(words[2])};
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != atoi(words[4])) /* it died before prctl */
-        return 2;
-    alarm(PATIENCE);
-    if (set_up(&r, words[3], (cof_attention_schedule)atoi(words[1])))
-        tests[atoi(words[0])].fn(&r, words[3]);
-    fflush(stdout);
-    return test_n_failed != 0;
-}
-
-static pid_t start(int test, cof_attention_schedule schedule, int rank, const char *job)
-{
-    static char program[] = "unit_cuda_attention";
-    char words[4][16], name[64];
-    pid_t pid = -1;
-    snprintf(words[0], sizeof words[0], "%d", test);
-    snprintf(words[1], sizeof words[1], "%d", (int)schedule);
-    snprintf(words[2], sizeof words[2], "%d", rank);
-    snprintf(words[3], sizeof words[3], "%d", (int)getpid());
-    snprintf(name, sizeof name, "%s", job);
-    char *argv[] = {program, words[0], words[1], words[2], name, words[3], NULL};
-    int error = posix_spawn(&pid, "/proc/self/exe", NULL, NULL, argv, environ);
-    CHECK(error == 0, "posix_spawn: %s", strerror(error));
-    return error == 0 ? pid : -1;
-}
-
-static void run_test(int test, cof_attention_schedule schedule)
-{
-    static int n_jobs;
-    pid_t child[N];
-    char job[48];
-    snprintf(job, sizeof job, "test-cuda-attention-%d-%d", (int)getpid(), n_jobs++);
-    setenv("COFUSE_TIMEOUT", tests[test].timeout, 1);
-    fflush(stdout);
-    for (int r = 0; r < N; r++)
-        child[r] = start(test, schedule, r, job);
-    for (int r = 0; r < N; r++) {
-        int status = 0;
-        bool dies = tests[test].kills && r == N - 1;
-        CHECK(child[r] > 0 && waitpid(child[r], &status, 0) == child[r], "rank %d is no process",
-              r);
-        CHECK(dies ? WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL : status == 0,
-              "%s, schedule %d: rank %d ended with %x", tests[test].name, (int)schedule, r,
-              (unsigned)status);
-    }
-}
+static const struct test_cuda_op op = {
+    .name = "attention",
+    .n_ranks = 3,
+    .cases = cases,
+    .make_plan = make_plan,
+    .make_tensors = make_tensors,
+    .free_tensors = free_tensors,
+    .poison = poison,
+    .call = call,
+    .check = check,
+};
 
 int main(int argc, char **argv)
 {
-    int n_devices = 0;
-    if (argc == 6)
-        return child_main(argv + 1);
-    if (cudaGetDeviceCount(&n_devices) != cudaSuccess || n_devices < 1) {
-        printf("# no CUDA device\n");
+    if (argc == TEST_CUDA_WORDS)
+        return test_cuda_rank_main(&op, argv);
+    if (!test_cuda_devices())
         return 77;
-    }
-    for (int test = 0; test < N_TESTS; test++) {
-        run_test(test, COF_SCHEDULE_RING);
-        run_test(test, COF_SCHEDULE_GATHER);
+    for (int i = 0; i < N_CASES; i++) {
+        test_cuda_run(&op, i, COF_SCHEDULE_RING, forms[COF_SCHEDULE_RING]);
+        test_cuda_run(&op, i, COF_SCHEDULE_GATHER, forms[COF_SCHEDULE_GATHER]);
     }
     return test_done();
-}
-#else
-int main(void)
-{
-    printf("# built without CUDA\n");
-    return 77;
 }
 #endif

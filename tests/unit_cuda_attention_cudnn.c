@@ -4,6 +4,8 @@
  * bands over many tiles, a first run that is captured, threads with kernels of one plan, plans that
  * are kept, refusals. With `bench` as argument: rates, and what making a plan takes. Skipped where
  * there is no device or no cuDNN. */
+#include "test_cuda.h"
+
 #ifdef COFI_CUDA
 #include <time.h>
 
@@ -355,12 +357,9 @@ static void bench(void)
 int main(int argc, char **argv)
 {
     const struct cofi_cudnn *lib;
-    int n_devices = 0;
     char version[24];
-    if (cudaGetDeviceCount(&n_devices) != cudaSuccess || n_devices < 1) {
-        printf("no CUDA device\n");
+    if (!test_cuda_devices())
         return 77;
-    }
     if (cofi_cudnn_load(&lib) != COF_OK) {
         printf("%s\n", cof_last_error());
         return 77;
@@ -379,13 +378,5 @@ int main(int argc, char **argv)
     test_again();
     test_refusals();
     return test_done();
-}
-#else
-#include <stdio.h>
-
-int main(void)
-{
-    printf("a build without CUDA\n");
-    return 77;
 }
 #endif

@@ -4,7 +4,7 @@
  * type, sizes, band and strides, NaN spread no further than they may, and parts merge to the whole,
  * also in a graph. With `all` as argument every section by every engine, with `bench` rates of
  * large ones. Limits of bands and the choice need no device; without one, skipped after them. */
-#include "test.h"
+#include "test_cuda.h"
 
 #ifdef COFI_CUDA
 #include "core/error.h"
@@ -410,13 +410,10 @@ int main(int argc, char **argv)
 {
     const struct cofi_attention_engine *engine;
     const bool is_whole = argc > 1 && !strcmp(argv[1], "all");
-    int n_devices = 0;
     test_limits();
     test_choice();
-    if (cudaGetDeviceCount(&n_devices) != cudaSuccess || n_devices < 1) {
-        printf("# no CUDA device\n");
+    if (!test_cuda_devices())
         return test_n_failed ? test_done() : 77;
-    }
     if (argc > 1 && !strcmp(argv[1], "bench")) {
         bench();
         return test_done();
@@ -429,11 +426,5 @@ int main(int argc, char **argv)
         test_parts(engine, true);
     }
     return test_done();
-}
-#else
-int main(void)
-{
-    printf("# built without CUDA\n");
-    return 77;
 }
 #endif

@@ -3,7 +3,7 @@
 /* The merge of two results of attention on a CUDA device, against fp64: all types, dims, strides,
  * in place, and every kind of lse. With `bench` as argument: its rate against a copy's. Skipped
  * where no device is. */
-#include "test.h"
+#include "test_cuda.h"
 
 #ifdef COFI_CUDA
 #include "test_attention_section.h"
@@ -213,11 +213,8 @@ static void bench_merge(int64_t rows, bool a_f32, bool o_f32)
 
 int main(int argc, char **argv)
 {
-    int n_devices = 0;
-    if (cudaGetDeviceCount(&n_devices) != cudaSuccess || n_devices < 1) {
-        printf("# no CUDA device\n");
+    if (!test_cuda_devices())
         return 77;
-    }
     if (argc > 1 && !strcmp(argv[1], "bench")) {
         for (int64_t rows = 4096; rows <= 65536; rows *= 4) {
             bench_merge(rows, false, false);
@@ -228,11 +225,5 @@ int main(int argc, char **argv)
     }
     test_merges();
     return test_done();
-}
-#else
-int main(void)
-{
-    printf("# built without CUDA\n");
-    return 77;
 }
 #endif

@@ -3,10 +3,9 @@
 /* Worlds on CUDA devices, ranks as threads: options, streams and events, memory that is refused,
  * attached memory, and what a rank that fails does to the others. Skipped where no device is. That
  * transfers and plans keep their promises is the matter of `cofuse check --device cuda`. */
-#include "test.h"
+#include "test_cuda.h"
 
 #ifdef COFI_CUDA
-#include <cuda_runtime_api.h>
 #include <sys/wait.h>
 
 #include "symm/call_cuda.h"
@@ -383,24 +382,15 @@ static void run_all(void)
 
 int main(void)
 {
-    int n_devices = 0;
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); /* ranks of a process run side by side */
     test_ranks(1, test_cpu_world, NULL);
-    if (cudaGetDeviceCount(&n_devices) != cudaSuccess || n_devices < 1) {
-        printf("# no CUDA device\n");
+    if (!test_cuda_devices())
         return test_n_failed ? 1 : 77;
-    }
     run_all();
     test_ranks(N, test_many_teams, NULL);
     test_ranks(N, test_max_blocks, NULL);
     setenv("COFUSE_CUDA_MEMORY", "ipc", 1);
     run_all();
     return test_done();
-}
-#else
-int main(void)
-{
-    printf("# built without CUDA\n");
-    return 77;
 }
 #endif

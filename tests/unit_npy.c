@@ -285,7 +285,7 @@ static void check_round_trip(void)
 
 /* ---- lists ---------------------------------------------------------------------------------- */
 
-static char *names[] = {(char[]){"q"}, (char[]){"k"}};
+static const char *const names[] = {"q", "k"};
 
 static void expect_open_fails(const char *input, const char *rule)
 {

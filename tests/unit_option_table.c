@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/tensor.h"
 #include "ops/check_cover.h"
 
 #define REQUIRE(cond)                                                                              \
@@ -24,6 +25,7 @@ struct target {
     int choice;
     struct cofi_ints list, grid;
     bool flag;
+    cof_dtype dtype, wire;
 };
 
 #define AT(member) offsetof(struct target, member)
@@ -32,7 +34,7 @@ static const struct cofi_option words[] = {
     {"real", COFI_OPTION_NUMBER, AT(real), NULL, 0, 1, 0, NULL, NULL},
     {"choice", COFI_OPTION_CHOICE, AT(choice), "one|two|three", 0, 0, 0, NULL, NULL},
     {"list", COFI_OPTION_INTS, AT(list), ":", 0, 9, 0, NULL, NULL},
-    {"grid", COFI_OPTION_INTS, AT(grid), "x", 1, 99, 0, NULL, NULL},
+    {"grid", COFI_OPTION_INTS, AT(grid), "x2", 1, 99, 0, NULL, NULL},
     {0}};
 
 static void test_lines(void)
@@ -51,6 +53,33 @@ static void test_lines(void)
     REQUIRE(!memcmp(&t, &again, sizeof t));
 }
 
+static const struct cofi_option typed[] = {
+    COFI_WORD_DTYPE("dtype", AT(dtype)),
+    COFI_WORD_DTYPE_OR("wire", AT(wire)),
+    COFI_WORD_LEFT("number", "all"),
+    COFI_WORD_INT("number", AT(number), 1, 9),
+    COFI_WORD_LEFT("told", NULL),
+    {0}};
+
+/* Types, and words that are left out: one value of a word, or all. */
+static void test_typed(void)
+{
+    struct target t = {.wire = COF_F16};
+    REQUIRE(cofi_option_read_line("op dtype=f16 wire=dtype number=all told=x:y", typed, &t) ==
+            COF_OK);
+    REQUIRE(cofi_dtype_equal(t.dtype, COF_F16) && !t.wire.bits && !t.number);
+    REQUIRE(cofi_option_read_line("op dtype=bf16 wire=f32 number=3", typed, &t) == COF_OK);
+    REQUIRE(cofi_dtype_equal(t.dtype, COF_BF16) && cofi_dtype_equal(t.wire, COF_F32));
+    REQUIRE(t.number == 3);
+    REQUIRE(cofi_option_read_line("op dtype=dtype", typed, &t) == COF_ERR_INVALID);
+    REQUIRE(strstr(cof_last_error(), "dtype = \"dtype\": wanted one of bf16|f16|f32"));
+    REQUIRE(cofi_option_read_line("op number=some", typed, &t) == COF_ERR_INVALID);
+    REQUIRE(strstr(cof_last_error(), "number = \"some\": wanted an integer from 1 to 9"));
+    REQUIRE(cofi_option_read_line("op speed=9", typed, &t) == COF_ERR_INVALID);
+    REQUIRE(strstr(cof_last_error(), "wanted one of dtype, wire, number"));
+    REQUIRE(!strstr(cof_last_error(), "told"));
+}
+
 /* Nothing is set by what is refused, and the text names word, value and rule. */
 static void test_refused(void)
 {
@@ -66,6 +95,8 @@ static void test_refused(void)
         {"op list=1:", "list = \"1:\": wanted 1 to 32 integers from 0 to 9 with ':' between them"},
         {"op list=:1", "wanted 1 to 32 integers"},
         {"op list=1x2", "wanted 1 to 32 integers"},
+        {"op grid=4", "grid = \"4\": wanted 2 integers from 1 to 99 with 'x' between them"},
+        {"op grid=4x5x6", "wanted 2 integers"},
         {"op list=1:10", "wanted 1 to 32 integers"},
         {"op list=0:0:0:0:0:0:0:0:0:0:0:0:0:0:0:0:0:0:0:0:0:0:0:0:0:0:0:0:0:0:0:0:0",
          "wanted 1 to 32 integers"},
@@ -137,6 +168,7 @@ int main(void)
 {
     test_lines();
     test_refused();
+    test_typed();
     test_cover();
     puts("ok");
     return 0;

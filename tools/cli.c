@@ -120,19 +120,26 @@ bool cofi_cli_seconds(const char *option, const char *text, double *out)
     return true;
 }
 
-bool cofi_cli_choice(const char *option, const char *text, const char *choices, int *idx_out)
+int cofi_cli_place(const char *choices, const char *text)
 {
     size_t length = strlen(text);
     int idx = 0;
     for (const char *at = choices; at; idx++) {
         size_t n = strcspn(at, "|");
-        if (n == length && !strncmp(at, text, n)) {
-            *idx_out = idx;
-            return true;
-        }
+        if (n == length && !strncmp(at, text, n))
+            return idx;
         at = at[n] ? at + n + 1 : NULL;
     }
-    return bad_value(option, text, "one of %s", choices);
+    return -1;
+}
+
+bool cofi_cli_choice(const char *option, const char *text, const char *choices, int *idx_out)
+{
+    int idx = cofi_cli_place(choices, text);
+    if (idx < 0)
+        return bad_value(option, text, "one of %s", choices);
+    *idx_out = idx;
+    return true;
 }
 
 bool cofi_cli_same_file(const char *a, const char *b)

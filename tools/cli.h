@@ -29,7 +29,8 @@ bool cofi_cli_int(const char *option, const char *text, int64_t min, int64_t max
 bool cofi_cli_double(const char *option, const char *text, double min, double max, double *out);
 bool cofi_cli_seconds(const char *option, const char *text, double *out); /* 0 .. 1e9 */
 
-/* One of "a|b|c": its place from 0. */
+/* One of "a|b|c": its place from 0, without a message -1 for none. */
+int cofi_cli_place(const char *choices, const char *text);
 bool cofi_cli_choice(const char *option, const char *text, const char *choices, int *idx_out);
 
 /* Whether both exist and are one file, whatever their names. */

@@ -34,7 +34,7 @@ int cofi_cmd_run(int argc, char **argv)
         static char words[64];
         snprintf(words, sizeof words, "cofuse run %s", cofi_ops[i]->name);
         cofi_cli_begin(words);
-        return cofi_ops[i]->run->command(argc - 1, argv + 1);
+        return cofi_ops[i]->run(argc - 1, argv + 1);
     }
     cofi_cli_error("unknown operator \"%s\"", argv[1]);
     print_usage(stderr);

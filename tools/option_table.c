@@ -47,36 +47,43 @@ static bool set_number(const struct cofi_option *o, const char *text, double *ou
 
 static bool set_choice(const char *choices, const char *text, int *out)
 {
-    size_t length = strlen(text);
-    int idx = 0;
-    for (const char *at = choices; at; idx++) {
-        size_t n = strcspn(at, "|");
-        if (n == length && !strncmp(at, text, n)) {
-            *out = idx;
-            return true;
-        }
-        at = at[n] ? at + n + 1 : NULL;
-    }
-    return false;
+    int idx = cofi_cli_place(choices, text);
+    *out = idx >= 0 ? idx : *out;
+    return idx >= 0;
 }
 
 static bool set_ints(const struct cofi_option *o, const char *text, struct cofi_ints *out)
 {
+    const int wanted = atoi(o->allowed + 1);
     struct cofi_ints ints = {0};
     for (const char *at = text;; at++) {
         if (ints.n == COFI_INTS_MAX || !read_int(&at, o, &ints.at[ints.n++]))
             return false;
         if (*at != o->allowed[0]) {
-            *out = *at ? *out : ints;
-            return !*at;
+            bool ok = !*at && (!wanted || ints.n == wanted);
+            *out = ok ? ints : *out;
+            return ok;
         }
     }
+}
+
+static bool set_dtype(const char *choices, const char *text, cof_dtype *out)
+{
+    int unused;
+    if (!set_choice(choices, text, &unused))
+        return false;
+    *out = !strcmp(text, "bf16")  ? COF_BF16
+           : !strcmp(text, "f16") ? COF_F16
+           : !strcmp(text, "f32") ? COF_F32
+                                  : (cof_dtype){0};
+    return true;
 }
 
 bool cofi_option_set(const struct cofi_option *o, const char *text, void *target, char *wanted)
 {
     void *place = (char *)target + o->place;
     const size_t bytes = COFI_OPTION_WANTED_BYTES;
+    char count[16];
     int choice = 0;
     switch (o->kind) {
     case COFI_OPTION_INT:
@@ -86,12 +93,20 @@ bool cofi_option_set(const struct cofi_option *o, const char *text, void *target
         snprintf(wanted, bytes, "a number from %g to %g", o->min, o->max);
         return set_number(o, text, place);
     case COFI_OPTION_INTS:
-        snprintf(wanted, bytes, "1 to %d integers from %.17g to %.17g with '%.1s' between them",
-                 COFI_INTS_MAX, o->min, o->max, o->allowed);
+        if (o->allowed[1])
+            snprintf(count, sizeof count, "%s", o->allowed + 1);
+        else
+            snprintf(count, sizeof count, "1 to %d", COFI_INTS_MAX);
+        snprintf(wanted, bytes, "%s integers from %.17g to %.17g with '%.1s' between them", count,
+                 o->min, o->max, o->allowed);
         return set_ints(o, text, place);
     case COFI_OPTION_CHOICE:
         snprintf(wanted, bytes, "one of %s", o->allowed);
         return set_choice(o->allowed, text, place);
+    case COFI_OPTION_DTYPE:
+        snprintf(wanted, bytes, "one of %s", o->allowed);
+        return set_dtype(o->allowed, text, place);
+    case COFI_OPTION_LEFT: return true;
     case COFI_OPTION_FLAG:
         snprintf(wanted, bytes, "0 or 1");
         if (!set_choice("0|1", text, &choice))
@@ -125,6 +140,8 @@ static cof_status unknown_word(const struct reading *r, const char *key, const c
     char names[400] = "";
     for (const struct cofi_option *o = r->options; o->name; o++) {
         size_t used = strlen(names);
+        if (o->kind == COFI_OPTION_LEFT)
+            continue;
         snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "", o->name);
     }
     return COF_FAIL(COF_ERR_INVALID, "word \"%s=%s\": wanted one of %s", key, value, names);
@@ -134,7 +151,8 @@ static cof_status read_word(void *arg, const char *key, const char *value)
 {
     struct reading *r = arg;
     const struct cofi_option *o = r->options;
-    while (o->name && strcmp(o->name, key))
+    while (o->name && (strcmp(o->name, key) || (o->kind == COFI_OPTION_LEFT && o->allowed &&
+                                                strcmp(o->allowed, value))))
         o++;
     if (!o->name)
         return unknown_word(r, key, value);

@@ -91,7 +91,7 @@ static bool parse_list(const char *option, const char *text, struct list *list, 
 
 /* ---- reading -------------------------------------------------------------------------------- */
 
-static bool is_among(const char *key, char *const names[], int n_names)
+static bool is_among(const char *key, const char *const names[], int n_names)
 {
     for (int i = 0; i < n_names; i++)
         if (!strcmp(key, names[i]))
@@ -99,7 +99,7 @@ static bool is_among(const char *key, char *const names[], int n_names)
     return false;
 }
 
-static bool open_items(const struct list *list, char *const names[], int n_names,
+static bool open_items(const struct list *list, const char *const names[], int n_names,
                        struct cofi_st_file *file, char *error)
 {
     for (int i = 0; i < list->n_items; i++) {
@@ -115,7 +115,7 @@ static bool open_items(const struct list *list, char *const names[], int n_names
     return true;
 }
 
-bool cofi_tensors_open(const char *input, char *const names[], int n_names,
+bool cofi_tensors_open(const char *input, const char *const names[], int n_names,
                        struct cofi_st_file *file, char *error)
 {
     struct list list;

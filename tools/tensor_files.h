@@ -10,7 +10,7 @@
 
 /* Opens the input and checks all headers. The keys of a list must be among `names`.
  * cofi_st_close ends it; after false *file owns nothing and may be closed, too. */
-bool cofi_tensors_open(const char *input, char *const names[], int n_names,
+bool cofi_tensors_open(const char *input, const char *const names[], int n_names,
                        struct cofi_st_file *file, char *error);
 
 /* A word of the file's metadata as the place of one of "a|b|c"; `given` instead where an option

@@ -8,11 +8,15 @@
 
 bool cofi_fault_is_on(const char *step, int rank)
 {
-    const char *text = getenv("COFUSE_FAULT");
-    size_t n = strlen(step);
-    if (!text || strncmp(text, step, n))
-        return false;
-    return text[n] == '\0' || (text[n] == ':' && atoi(text + n + 1) == rank);
+    const size_t n = strlen(step);
+    for (const char *text = getenv("COFUSE_FAULT"); text; text = strchr(text, ',')) {
+        text += *text == ',';
+        if (strncmp(text, step, n) == 0 &&
+            (text[n] == '\0' || text[n] == ',' ||
+             (text[n] == ':' && atoi(text + n + 1) == rank)))
+            return true;
+    }
+    return false;
 }
 #else
 typedef int cofi_faults_are_off; /* ISO C wants one declaration */

@@ -1,8 +1,9 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
 /* Negative controls. A build with COFI_FAULTS=1 can leave out one protocol step, named with a rank
- * in the variable COFUSE_FAULT ("KV_READY" on all ranks, "KV_READY:1" on rank 1), and a test must
- * then fail. In every other build COFI_FAULT is the constant false and leaves nothing behind. */
+ * in the variable COFUSE_FAULT ("KV_ACK" on all ranks, "KV_ACK:1" on rank 1, several with commas),
+ * and a test must then fail. A step that delays is no fault alone: it lets another one be seen. In
+ * every other build COFI_FAULT is the constant false and leaves nothing behind. */
 #ifndef COFI_FAULTS_H
 #define COFI_FAULTS_H
 
@@ -15,6 +16,7 @@
     X(KV_ACK, "reader never tells the owner that it is done")                                      \
     X(STAGING_WAIT, "a staging buffer is refilled without waiting for the section that reads it")  \
     X(ARRIVAL_WAIT, "a section starts without waiting for the fetch of its keys")                  \
+    X(COMM_LATE, "none: what the second stream of a call on a device transfers begins late")       \
     X(GRAD_ACK_WAIT, "writer stores into a receive slot without waiting until it is free")         \
     X(GRAD_READY_WAIT, "owner sums a receive slot without waiting for its writer")                 \
     X(GRAD_SKIP_LAST, "owner leaves the last writer out of the sum")                               \

@@ -23,15 +23,8 @@ extern const char cofi_bench_shapes_attention[], cofi_bench_shapes_attention_cud
 typedef cof_status (*cofi_bench_word_fn)(void *arg, const char *key, const char *value);
 cof_status cofi_bench_words(const char *line, cofi_bench_word_fn fn, void *arg);
 
-/* Values of words. COF_ERR_INVALID naming key, value and rule. */
-cof_status cofi_bench_int(const char *key, const char *value, int64_t min, int64_t *out);
-/* bf16, f16 or f32. */
-cof_status cofi_bench_dtype(const char *key, const char *value, cof_dtype *dtype_out);
-/* "wire" or "partial": the type that "dtype" names, or f32. Words come in any order: first what is
- * named ("dtype": the zero type), then, with dtype known, whether that is f32. */
-cof_status cofi_bench_dtype_or_f32(const char *key, const char *value, cof_dtype *named_out);
+/* "wire" or "partial", which name a type, or say dtype (the zero type): whether it is f32, with the
+ * dtype of the case known. COF_ERR_INVALID naming key, value and rule. */
 cof_status cofi_bench_is_f32(const char *key, cof_dtype named, cof_dtype dtype, int *is_f32_out);
-/* `choices` is "a|b|c": the place from 0. */
-cof_status cofi_bench_choice(const char *key, const char *value, const char *choices, int *idx_out);
 
 #endif

@@ -89,18 +89,16 @@ struct cofi_op_bench {
     void (*destroy)(void *bench); /* NULL is allowed */
 };
 
-/* `cofuse run <op>`. Parent and ranks parse the same command line; the parent reads the files, lays
- * out the shared bytes, starts the ranks, and alone writes and renames outputs. */
-struct cofi_op_run {
-    const char *usage;
-    int (*command)(int argc, char **argv); /* returns the exit code; argv[0] is the operator */
-};
+/* `cofuse run <op>`: returns the exit code; argv[0] is the operator. Parent and ranks get the same
+ * command line; the parent reads it and the files, lays out the shared bytes, starts the ranks, and
+ * alone writes and renames outputs. */
+typedef int (*cofi_op_run_fn)(int argc, char **argv);
 
 struct cofi_op {
     const char *name;
     const char *summary;
     const struct cofi_op_check *check;
-    const struct cofi_op_run *run; /* NULL: it only has checks */
+    cofi_op_run_fn run; /* NULL: it only has checks */
     const struct cofi_op_bench *bench;
 };
 

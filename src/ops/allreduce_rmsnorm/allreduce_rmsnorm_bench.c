@@ -1,22 +1,21 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* `cofuse bench allreduce_rmsnorm`. On CPUs one call, by the host's clock; on CUDA devices `count`
- * of them over buffers by turns, eager or as one graph, by the device's events. */
+/* `cofuse bench allreduce_rmsnorm`. */
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/clock.h"
 #include "core/error.h"
 #include "core/tensor.h"
 #include "ops/allreduce_rmsnorm/allreduce_rmsnorm.h"
 #include "ops/bench.h"
+#include "ops/bench_calls.h"
 #include "ops/check_memory.h"
 #include "symm/memory.h"
+#include "tools/option_table.h"
 
 #define MAX_BENCH_TOKENS (INT64_C(1) << 24)
 #define CACHED_BYTES (INT64_C(1) << 28) /* buffers rotate over so much: past the L2 of any device */
 enum { COUNT = 100, MAX_COUNT = 10000, MIN_SLOTS = 2 };
-enum { N_VALUES = 65521 }; /* to fill rows from; prime, so that they do not repeat each other */
 
 enum { X, RESIDUAL, RESIDUAL_OUT, NORM_OUT, N_TENSORS };
 
@@ -24,122 +23,57 @@ struct bench_case {
     cof_allreduce_rmsnorm_params params;
     int64_t n_tokens, count;
     int in_arena, is_graph;
+    double eps; /* negative: not told */
 };
 
 struct allreduce_bench {
     struct cofi_job job;
     struct bench_case c;
-    const struct cofi_check_device *device; /* NULL: the CPU */
-    int n_slots;
+    struct cofi_bench_calls calls;
     char *data[N_TENSORS], *weight; /* of all slots; NULL: there is none */
     cof_arena *arena;
     size_t x_offset;
-    cof_stream stream;
-    cof_plan *plan; /* the last one made */
-    void *graph, *timer;
-    cof_plan *graph_plan;
 };
 
 /* ---- the case ------------------------------------------------------------------------------- */
 
-static cof_status read_number(struct bench_case *c, const char *key, const char *value, bool *known)
-{
-    cof_allreduce_rmsnorm_params *p = &c->params;
-    const struct {
-        const char *key;
-        int64_t min, *value;
-    } numbers[] = {{"T", 1, &c->n_tokens},
-                   {"H", 1, &p->hidden},
-                   {"max_tokens", 1, &p->max_tokens},
-                   {"one_shot_bytes", 1, &p->one_shot_bytes},
-                   {"count", 1, &c->count}};
-    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
-        if (!strcmp(key, numbers[i].key)) {
-            *known = true;
-            return cofi_bench_int(key, value, numbers[i].min, numbers[i].value);
-        }
-    return COF_OK;
-}
+#define AT(member) offsetof(struct bench_case, member)
+#define PARAM(member) offsetof(struct bench_case, params.member)
 
-static cof_status read_choice(struct bench_case *c, const char *key, const char *value, bool *known)
-{
-    enum { VARIANT, ROUNDING, ALGORITHM, BIAS, PLACE, HOW, N_CHOICES };
-    static const struct {
-        const char *key, *choices;
-    } words[N_CHOICES] = {{"variant", "residual_norm|norm|only"},
-                          {"rounding", "match_unfused|exact"},
-                          {"algorithm", "auto|one_shot|two_shot"},
-                          {"weight_bias", "0|1"},
-                          {"x", "memory|arena"},
-                          {"how", "eager|graph"}};
-    cof_allreduce_rmsnorm_params *p = &c->params;
-    int which = 0, idx = 0;
-    while (which < N_CHOICES && strcmp(words[which].key, key))
-        which++;
-    if (which == N_CHOICES)
-        return COF_OK;
-    *known = true;
-    COF_TRY(cofi_bench_choice(key, value, words[which].choices, &idx));
-    switch (which) {
-    case VARIANT: p->variant = (cof_allreduce_variant)idx; break;
-    case ROUNDING: p->rounding = (cof_allreduce_rounding)idx; break;
-    case ALGORITHM: p->algorithm = (cof_allreduce_algorithm)idx; break;
-    case BIAS: p->weight_bias = idx; break;
-    case PLACE: c->in_arena = idx; break;
-    case HOW: c->is_graph = idx; break;
-    }
-    return COF_OK;
-}
-
-static cof_status read_eps(const char *value, float *eps)
-{
-    char *end;
-    *eps = strtof(value, &end);
-    COF_FAIL_IF(end == value || *end || !(*eps >= 0), COF_ERR_INVALID,
-                "eps = \"%s\": wanted a number of at least 0", value);
-    return COF_OK;
-}
-
-static cof_status read_word(void *arg, const char *key, const char *value)
-{
-    struct bench_case *c = arg;
-    bool known = false;
-    if (!strcmp(key, "dtype"))
-        return cofi_bench_dtype(key, value, &c->params.dtype);
-    if (!strcmp(key, "weight"))
-        return cofi_bench_dtype(key, value, &c->params.weight_dtype);
-    if (!strcmp(key, "eps"))
-        return read_eps(value, &c->params.eps);
-    /* A describe line says what the plan made of its params. */
-    if (!strcmp(key, "part") || (!strcmp(key, "one_shot_bytes") && !strcmp(value, "all")))
-        return COF_OK;
-    COF_TRY(read_number(c, key, value, &known));
-    if (!known)
-        COF_TRY(read_choice(c, key, value, &known));
-    COF_FAIL_IF(!known, COF_ERR_INVALID,
-                "word \"%s=%s\": wanted one of T, H, dtype, weight, max_tokens, variant, rounding, "
-                "eps, weight_bias, algorithm, one_shot_bytes, x, how, count", key, value);
-    return COF_OK;
-}
+static const struct cofi_option words[] = {
+    COFI_WORD_INT("T", AT(n_tokens), 1, MAX_BENCH_TOKENS),
+    COFI_WORD_INT("H", PARAM(hidden), 1, MAX_BENCH_TOKENS),
+    COFI_WORD_DTYPE("dtype", PARAM(dtype)),
+    COFI_WORD_DTYPE("weight", PARAM(weight_dtype)),
+    COFI_WORD_INT("max_tokens", PARAM(max_tokens), 1, 0x1p40),
+    COFI_WORD_CHOICE("variant", PARAM(variant), "residual_norm|norm|only"),
+    COFI_WORD_CHOICE("rounding", PARAM(rounding), "match_unfused|exact"),
+    COFI_WORD_NUMBER("eps", AT(eps), 0, 1e30),
+    COFI_WORD_CHOICE("weight_bias", PARAM(weight_bias), "0|1"),
+    COFI_WORD_CHOICE("algorithm", PARAM(algorithm), "auto|one_shot|two_shot"),
+    COFI_WORD_LEFT("one_shot_bytes", "all"),
+    COFI_WORD_INT("one_shot_bytes", PARAM(one_shot_bytes), 1, 0x1p40),
+    COFI_WORD_CHOICE("x", AT(in_arena), "memory|arena"),
+    COFI_WORD_CHOICE("how", AT(is_graph), "eager|graph"),
+    COFI_WORD_INT("count", AT(count), 1, MAX_COUNT),
+    COFI_WORD_LEFT("part", NULL), /* of a describe line: what the plan made of its params */
+    {0}};
 
 static cof_status read_case(const char *line, struct bench_case *c)
 {
-    *c = (struct bench_case){.params = COF_ALLREDUCE_RMSNORM_PARAMS_INIT, .count = COUNT};
+    *c = (struct bench_case){.params = COF_ALLREDUCE_RMSNORM_PARAMS_INIT, .count = COUNT,
+                             .eps = -1};
     cof_allreduce_rmsnorm_params *p = &c->params;
     p->dtype = COF_BF16;
-    p->eps = -1;
-    COF_TRY(cofi_bench_words(line, read_word, c));
+    COF_TRY(cofi_option_read_line(line, words, c));
     c->n_tokens = c->n_tokens ? c->n_tokens : p->max_tokens;
     p->max_tokens = p->max_tokens ? p->max_tokens : c->n_tokens;
     COF_FAIL_IF(!c->n_tokens || !p->hidden, COF_ERR_INVALID, "%s is missing: wanted T and H",
                 c->n_tokens ? "H" : "T");
-    COF_FAIL_IF(c->n_tokens > MAX_BENCH_TOKENS || p->hidden > MAX_BENCH_TOKENS, COF_ERR_INVALID,
-                "T = %lld, H = %lld: wanted at most %lld", (long long)c->n_tokens,
-                (long long)p->hidden, (long long)MAX_BENCH_TOKENS);
-    COF_FAIL_IF(c->count > MAX_COUNT, COF_ERR_INVALID, "count = %lld: wanted at most %d",
-                (long long)c->count, MAX_COUNT);
-    if (p->eps < 0)
-        p->eps = p->variant == COF_ALLREDUCE_ONLY ? 0 : 1e-5f;
+    COF_FAIL_IF(c->n_tokens > MAX_BENCH_TOKENS, COF_ERR_INVALID,
+                "max_tokens = %lld: wanted T with it, or at most %lld", (long long)c->n_tokens,
+                (long long)MAX_BENCH_TOKENS);
+    p->eps = c->eps >= 0 ? (float)c->eps : p->variant == COF_ALLREDUCE_ONLY ? 0 : 1e-5f;
     return COF_OK;
 }
 
@@ -192,61 +126,17 @@ static cof_status size_case(const char *line, int n_ranks, struct cofi_bench_siz
 
 /* ---- tensors -------------------------------------------------------------------------------- */
 
-static cof_status open_memory(struct allreduce_bench *b, size_t bytes, char **data_out)
-{
-    void *data = NULL;
-    if (b->device)
-        COF_TRY(b->device->memory_open(b->job.world, bytes, &data));
-    else
-        data = aligned_alloc(128, (bytes + 127) / 128 * 128);
-    COF_FAIL_IF(!data, COF_ERR_NOMEM, "bench: no memory for %zu bytes", bytes);
-    *data_out = data;
-    return COF_OK;
-}
-
-static void close_memory(struct allreduce_bench *b, char *data)
-{
-    if (b->device)
-        b->device->memory_close(b->job.world, data);
-    else
-        free(data);
-}
-
-/* Normal numbers, from another place in `values` for every tensor. */
-static cof_status fill(struct allreduce_bench *b, const char *values, size_t element,
-                       uint64_t tensor, char *to, size_t bytes)
-{
-    size_t table = N_VALUES * element;
-    size_t at = cofi_check_random(2, 0, tensor) % N_VALUES * element;
-    char *host = b->device ? malloc(bytes) : to;
-    COF_FAIL_IF(!host, COF_ERR_NOMEM, "bench: no memory for %zu bytes", bytes);
-    for (size_t done = 0; done < bytes; at = 0) {
-        size_t left = bytes - done, n = table - at < left ? table - at : left;
-        memcpy(host + done, values + at, n);
-        done += n;
-    }
-    cof_status status = COF_OK;
-    if (b->device) {
-        status = b->device->copy(b->job.world, to, host, bytes);
-        free(host);
-    }
-    return status;
-}
-
 /* Slots from tensor number `tensor` on; the same numbers are the same data. */
 static cof_status fill_all(struct allreduce_bench *b, cof_dtype dtype, uint64_t tensor, char *to,
                            size_t slot_bytes, int n_slots)
 {
-    size_t element = (size_t)cofi_dtype_bytes(dtype);
-    char *values = malloc(N_VALUES * element);
-    COF_FAIL_IF(!values, COF_ERR_NOMEM, "bench: no memory");
-    for (int64_t i = 0; i < N_VALUES; i++)
-        cofi_check_store(values, dtype, i, cofi_check_normal(1, 0, (uint64_t)i));
+    struct cofi_bench_values values;
+    COF_TRY(cofi_bench_values_make(dtype, &values));
     cof_status status = COF_OK;
     for (int s = 0; s < n_slots && status == COF_OK; s++)
-        status = fill(b, values, element, tensor + (uint64_t)s, to + (size_t)s * slot_bytes,
-                      slot_bytes);
-    free(values);
+        status = cofi_bench_values_fill(&values, b->job.world, 0, tensor + (uint64_t)s,
+                                        to + (size_t)s * slot_bytes, slot_bytes);
+    cofi_bench_values_free(&values);
     return status;
 }
 
@@ -254,7 +144,7 @@ static cof_status open_arena(struct allreduce_bench *b)
 {
     cof_workspace_sizes sizes = COF_WORKSPACE_SIZES_INIT;
     cof_arena_pointers view = COF_ARENA_POINTERS_INIT;
-    size_t bytes = (size_t)b->n_slots * tensor_bytes(&b->c);
+    size_t bytes = (size_t)b->calls.n_sets * tensor_bytes(&b->c);
     COF_TRY(cof_allreduce_rmsnorm_workspace(b->job.team, &b->c.params, &sizes));
     COF_TRY(cof_arena_create(b->job.team, sizes.symmetric + sizes.words + bytes + 128, 0,
                              &b->arena));
@@ -274,17 +164,15 @@ static cof_status open_tensors(struct allreduce_bench *b)
         COF_TRY(open_arena(b));
     for (int which = 0; which < N_TENSORS; which++)
         if (has_tensor(&b->c, which) && !b->data[which])
-            COF_TRY(open_memory(b, (size_t)b->n_slots * bytes, &b->data[which]));
-    COF_TRY(open_memory(b, weight_bytes, &b->weight));
+            COF_TRY(cofi_bench_memory_open(b->job.world, (size_t)b->calls.n_sets * bytes,
+                                           &b->data[which]));
+    COF_TRY(cofi_bench_memory_open(b->job.world, weight_bytes, &b->weight));
     COF_TRY(fill_all(b, weight, 0, b->weight, weight_bytes, 1));
     COF_TRY(fill_all(b, p->dtype, (uint64_t)(2 + b->job.rank) * MAX_COUNT, b->data[X], bytes,
-                     b->n_slots));
+                     b->calls.n_sets));
     if (b->data[RESIDUAL])
-        COF_TRY(fill_all(b, p->dtype, MAX_COUNT, b->data[RESIDUAL], bytes, b->n_slots));
-    if (!b->device)
-        return COF_OK;
-    COF_TRY(b->device->timer_open(b->job.world, &b->timer));
-    return cof_stream_create(b->job.world, 0, &b->stream);
+        COF_TRY(fill_all(b, p->dtype, MAX_COUNT, b->data[RESIDUAL], bytes, b->calls.n_sets));
+    return cofi_bench_calls_open(&b->calls);
 }
 
 /* ---- calls ---------------------------------------------------------------------------------- */
@@ -321,51 +209,10 @@ static cof_status run(void *bench, cof_plan *plan, int direction, int slot, cof_
     return cof_allreduce_rmsnorm_run(plan, &args, stream);
 }
 
-static cof_status enqueue_calls(void *arg, cof_stream stream)
-{
-    struct allreduce_bench *b = arg;
-    for (int64_t i = 0; i < b->c.count; i++)
-        COF_TRY(run(b, b->plan, 0, (int)(i % b->n_slots), stream));
-    return COF_OK;
-}
-
-static cof_status replay_calls(void *arg, cof_stream stream)
-{
-    struct allreduce_bench *b = arg;
-    return b->device->replay(b->job.world, b->graph, stream);
-}
-
-static cof_status capture(struct allreduce_bench *b)
-{
-    const struct cofi_check_work calls = {enqueue_calls, b};
-    b->device->release(b->job.world, b->graph);
-    b->graph = NULL;
-    COF_TRY(b->device->capture(b->job.world, &calls, b->stream, &b->graph));
-    b->graph_plan = b->plan;
-    return cof_team_barrier(b->job.team);
-}
-
-/* The ranks meet in calls before, which keep the device busy until the timed ones are enqueued. */
-static cof_status time_on_device(struct allreduce_bench *b, double *seconds)
-{
-    const struct cofi_check_work work = {b->c.is_graph ? replay_calls : enqueue_calls, b};
-    if (b->c.is_graph && b->graph_plan != b->plan)
-        COF_TRY(capture(b));
-    COF_TRY(work.fn(b, b->stream));
-    COF_TRY(b->device->time(b->job.world, b->timer, &work, b->stream, seconds));
-    *seconds /= (double)b->c.count;
-    return cof_team_query(b->job.team);
-}
-
 static cof_status time_call(void *bench, int direction, int set, double *seconds)
 {
     struct allreduce_bench *b = bench;
-    if (b->device)
-        return time_on_device(b, seconds);
-    int64_t begin = cofi_now();
-    COF_TRY(run(b, b->plan, direction, set, COF_STREAM_NOW));
-    *seconds = (double)(cofi_now() - begin) * 1e-9;
-    return COF_OK;
+    return cofi_bench_calls_time(&b->calls, direction, set, seconds);
 }
 
 /* ---- a rank --------------------------------------------------------------------------------- */
@@ -375,15 +222,11 @@ static void destroy(void *bench)
     struct allreduce_bench *b = bench;
     if (!b)
         return;
-    if (b->device) {
-        b->device->release(b->job.world, b->graph);
-        b->device->timer_close(b->job.world, b->timer);
-        cof_stream_destroy(b->stream);
-    }
+    cofi_bench_calls_close(&b->calls);
     for (int which = 0; which < N_TENSORS; which++)
         if (which != X || !b->c.in_arena)
-            close_memory(b, b->data[which]);
-    close_memory(b, b->weight);
+            cofi_bench_memory_close(b->job.world, b->data[which]);
+    cofi_bench_memory_close(b->job.world, b->weight);
     cof_arena_destroy(b->arena);
     free(b);
 }
@@ -392,17 +235,18 @@ static void destroy(void *bench)
 static cof_status check_case(const struct allreduce_bench *b)
 {
     cof_workspace_sizes sizes = COF_WORKSPACE_SIZES_INIT;
-    COF_FAIL_IF(b->c.is_graph && !b->device, COF_ERR_UNSUPPORTED,
+    const bool is_cpu = !cofi_check_device(b->job.world);
+    COF_FAIL_IF(b->c.is_graph && is_cpu, COF_ERR_UNSUPPORTED,
                 "how = graph: wanted eager on the CPU");
     COF_TRY(cof_allreduce_rmsnorm_workspace(b->job.team, &b->c.params, &sizes));
-    return b->device ? COF_OK
-                     : cofi_memory_check((size_t)b->n_slots * set_bytes(&b->c) + sizes.local +
-                                         sizes.symmetric);
+    return is_cpu ? cofi_memory_check((size_t)b->calls.n_sets * set_bytes(&b->c) + sizes.local +
+                                      sizes.symmetric)
+                  : COF_OK;
 }
 
 static int count_slots(const struct allreduce_bench *b, int n_sets)
 {
-    if (!b->device)
+    if (!cofi_check_device(b->job.world))
         return n_sets;
     int64_t n = CACHED_BYTES / (int64_t)set_bytes(&b->c) + MIN_SLOTS;
     return (int)(n > b->c.count ? b->c.count : n);
@@ -412,10 +256,12 @@ static cof_status create(struct cofi_job *job, const char *line, int n_sets, voi
 {
     struct allreduce_bench *b = calloc(1, sizeof *b);
     COF_FAIL_IF(!b, COF_ERR_NOMEM, "bench: no memory");
-    *b = (struct allreduce_bench){.job = *job, .device = cofi_check_device(job->world)};
+    b->job = *job;
     cof_status status = read_case(line, &b->c);
     if (status == COF_OK) {
-        b->n_slots = count_slots(b, n_sets);
+        b->calls = (struct cofi_bench_calls){.job = &b->job, .bench = b, .run = run,
+                                             .n_sets = count_slots(b, n_sets),
+                                             .count = b->c.count, .is_graph = b->c.is_graph};
         status = check_case(b);
     }
     if (status == COF_OK)
@@ -432,8 +278,7 @@ static cof_status make_plan(void *bench, cof_plan **plan_out)
     struct allreduce_bench *b = bench;
     cof_status status = cof_allreduce_rmsnorm_plan_create(b->job.team, &b->c.params, b->arena,
                                                           plan_out);
-    b->plan = status == COF_OK ? *plan_out : NULL;
-    b->graph_plan = NULL;
+    cofi_bench_calls_take(&b->calls, status == COF_OK ? *plan_out : NULL);
     return status;
 }
 

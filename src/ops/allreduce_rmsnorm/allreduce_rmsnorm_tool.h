@@ -7,37 +7,34 @@
 
 #include "cofuse/cofuse.h"
 #include "tools/cli.h"
-#include "tools/safetensors.h"
+#include "tools/run_op.h"
 
 enum { COFI_ARN_X, COFI_ARN_RESIDUAL, COFI_ARN_WEIGHT, COFI_ARN_N_INPUTS };
 enum { COFI_ARN_RESIDUAL_OUT, COFI_ARN_NORM_OUT, COFI_ARN_N_OUTPUTS };
 extern const char *const cofi_arn_input_names[COFI_ARN_N_INPUTS];
 extern const char *const cofi_arn_output_names[COFI_ARN_N_OUTPUTS];
 
+/* By the numbers of the parameters. */
+#define COFI_ARN_VARIANTS "residual_norm|norm|only"
+#define COFI_ARN_ROUNDINGS "match_unfused|exact"
+
 struct cofi_arn_options {
-    int n_ranks; /* 0: as x has addends */
-    cof_engine engine;
+    struct cofi_run_options run;
+    int64_t n_ranks;                    /* 0: as x has addends */
     int variant, rounding, weight_bias; /* -1: from the file's metadata */
     int algorithm;
-    double eps; /* 0: likewise */
-    int64_t max_tokens, n_threads, repeat, seed; /* max_tokens 0: all; seed -1: x is in the file */
-    const char *input, *output;
-    char *names[COFI_ARN_N_INPUTS]; /* keys in the file */
-    char names_text[512];
-    bool compare, cuda;
+    double eps;               /* 0: likewise */
+    int64_t max_tokens, seed; /* max_tokens 0: all; seed -1: x is in the file */
 };
 
 struct cofi_arn_run {
+    struct cofi_run_head head;
     cof_allreduce_rmsnorm_params params;
-    cof_engine engine;
-    int n_threads, n_ranks, repeat;
     bool new_x; /* made from the seed, not read */
     int64_t n_tokens;
-    size_t bytes;
     size_t times; /* offset of double [n_ranks]: best seconds of a call */
     size_t in[COFI_ARN_N_INPUTS];   /* of x [P, T, H], residual [T, H], weight [H]; 0: none */
     size_t out[COFI_ARN_N_OUTPUTS]; /* of [P, T, H], what every rank has; 0: none */
-    char describe[512];
 };
 
 /* Bytes of a tensor with T rows. */
@@ -64,9 +61,8 @@ bool cofi_arn_tool_load(const struct cofi_arn_options *options, struct cofi_arn_
                         int *fd_out);
 bool cofi_arn_tool_save(const struct cofi_arn_options *options, struct cofi_arn_run *run);
 
-/* allreduce_rmsnorm_tool_rank.c: one rank; returns the exit code, after a message where it is not
- * 0. */
-int cofi_arn_tool_rank(struct cofi_arn_run *run, const cof_world_options *options, int rank);
+/* allreduce_rmsnorm_tool_rank.c: one rank of a struct cofi_arn_run. */
+int cofi_arn_tool_rank(void *run, const cof_world_options *options, int rank);
 
 /* allreduce_rmsnorm_tool_compare.c: all ranks' outputs beside both references. False after a
  * message. */

@@ -29,7 +29,7 @@ static void judge_row(struct cofi_arn_run *run, int64_t t, int which, struct row
 {
     const cof_allreduce_rmsnorm_params *p = &run->params;
     size_t item = p->dtype.bits / 8, at = (size_t)(t * p->hidden) * item;
-    for (int r = 0; r < run->n_ranks; r++) {
+    for (int r = 0; r < run->head.n_ranks; r++) {
         const char *ours = (char *)cofi_arn_run_out(run, which, r) + at;
         verdict->n_different += count_different(ours, row->bits[which], p->hidden, item);
     }
@@ -55,9 +55,9 @@ static void compare_row(struct cofi_arn_run *run, int64_t t, struct row *row,
     size_t row_bytes = (size_t)p->hidden * (p->dtype.bits / 8), at = (size_t)t * row_bytes;
     const char *base = (const char *)run;
     const void *x[COFI_MAX_RANKS];
-    for (int r = 0; r < run->n_ranks; r++)
+    for (int r = 0; r < run->head.n_ranks; r++)
         x[r] = base + run->in[COFI_ARN_X] + (size_t)r * cofi_arn_run_bytes(run) + at;
-    struct cofi_arn_ref ref = {p, run->n_ranks, x, base + run->in[COFI_ARN_RESIDUAL] + at,
+    struct cofi_arn_ref ref = {p, run->head.n_ranks, x, base + run->in[COFI_ARN_RESIDUAL] + at,
                                base + run->in[COFI_ARN_WEIGHT]};
     cofi_arn_ref_bits(&ref, row->bits[COFI_ARN_RESIDUAL_OUT], row->bits[COFI_ARN_NORM_OUT]);
     cofi_arn_ref_exact(&ref, row->exact);

@@ -8,15 +8,11 @@
 #include "ops/allreduce_rmsnorm/allreduce_rmsnorm.h"
 #include "ops/allreduce_rmsnorm/allreduce_rmsnorm_tool.h"
 #include "ops/check.h"
-#include "tools/job.h"
-#include "tools/run_op.h"
 #include "tools/tensor_files.h"
 
 const char *const cofi_arn_input_names[COFI_ARN_N_INPUTS] = {"x", "residual", "weight"};
 const char *const cofi_arn_output_names[COFI_ARN_N_OUTPUTS] = {"residual_out", "norm_out"};
 
-static const char *const variants = "residual_norm|norm|only";
-static const char *const roundings = "match_unfused|exact";
 static const double default_eps = 1e-6;
 
 /* ---- parameters ----------------------------------------------------------------------------- */
@@ -37,8 +33,8 @@ static bool read_metadata(const struct cofi_arn_options *o, const struct cofi_st
     int variant, rounding, weight_bias;
     double eps;
     if (!cofi_run_is_of(file, "allreduce_rmsnorm") ||
-        !cofi_tensors_choice(file, "variant", variants, o->variant, &variant) ||
-        !cofi_tensors_choice(file, "rounding", roundings, o->rounding, &rounding) ||
+        !cofi_tensors_choice(file, "variant", COFI_ARN_VARIANTS, o->variant, &variant) ||
+        !cofi_tensors_choice(file, "rounding", COFI_ARN_ROUNDINGS, o->rounding, &rounding) ||
         !cofi_tensors_choice(file, "weight_bias", "0|1", o->weight_bias, &weight_bias) ||
         !read_eps(o, file, &eps))
         return false;
@@ -53,29 +49,6 @@ static bool read_metadata(const struct cofi_arn_options *o, const struct cofi_st
 }
 
 /* ---- dims ----------------------------------------------------------------------------------- */
-
-static bool has_shape(const struct cofi_st_tensor *t, const int64_t *wanted, int ndim,
-                      const char *letters)
-{
-    char has[200], want[100];
-    if (t->ndim == ndim && !memcmp(t->shape, wanted, (size_t)ndim * sizeof *wanted))
-        return true;
-    cofi_run_shape(t->shape, t->ndim, has, sizeof has);
-    cofi_run_shape(wanted, ndim, want, sizeof want);
-    cofi_cli_error("%s: tensor \"%s\" has shape %s, wanted %s = %s", t->path, t->name, has, letters,
-                   want);
-    return false;
-}
-
-static bool has_dtype(const struct cofi_st_tensor *t, const struct cofi_st_tensor *x, bool or_f32)
-{
-    if (cofi_dtype_equal(t->dtype, x->dtype) || (or_f32 && cofi_dtype_equal(t->dtype, COF_F32)))
-        return true;
-    cofi_cli_error("%s: tensor \"%s\" has dtype %s, \"%s\" has %s: wanted the same%s", t->path,
-                   t->name, cofi_st_dtype_name(t->dtype), x->name, cofi_st_dtype_name(x->dtype),
-                   or_f32 ? ", or F32" : "");
-    return false;
-}
 
 /* P, T and H from x [P, T, H]; from residual [T, H] and --ranks where x is to be made. */
 static bool take_dims(const struct cofi_arn_options *o, const struct cofi_st_tensor *t,
@@ -98,11 +71,11 @@ static bool take_dims(const struct cofi_arn_options *o, const struct cofi_st_ten
         return false;
     }
     if (o->n_ranks && o->n_ranks != n_ranks) {
-        cofi_cli_error("option --ranks = %d: \"%s\" has the addends of %lld ranks", o->n_ranks,
-                       t->name, (long long)n_ranks);
+        cofi_cli_error("option --ranks = %lld: \"%s\" has the addends of %lld ranks",
+                       (long long)o->n_ranks, t->name, (long long)n_ranks);
         return false;
     }
-    run->n_ranks = (int)n_ranks;
+    run->head = cofi_run_head_make(&o->run, (int)n_ranks, 20);
     run->n_tokens = t->shape[at];
     run->params.hidden = t->shape[at + 1];
     run->params.dtype = t->dtype;
@@ -117,16 +90,16 @@ static bool find_inputs(const struct cofi_arn_options *o, const struct cofi_st_f
     cof_allreduce_rmsnorm_params *p = &run->params;
     bool wanted[] = {true, p->variant == COF_ALLREDUCE_RESIDUAL_NORM,
                      p->variant != COF_ALLREDUCE_ONLY};
-    run->new_x = o->seed >= 0 && !cofi_st_find(file, o->names[COFI_ARN_X]);
+    run->new_x = o->seed >= 0 && !cofi_st_find(file, o->run.keys[COFI_ARN_X]);
     wanted[COFI_ARN_X] = !run->new_x;
     if (run->new_x && o->n_ranks == 0) {
         cofi_cli_error("option --seed: there is no tensor \"%s\" that tells the number of ranks, "
-                       "wanted --ranks", o->names[COFI_ARN_X]);
+                       "wanted --ranks", o->run.keys[COFI_ARN_X]);
         return false;
     }
     for (int i = 0; i < COFI_ARN_N_INPUTS; i++) {
         bool is_read = wanted[i] || (run->new_x && i == COFI_ARN_RESIDUAL);
-        t[i] = is_read ? cofi_run_find(file, o->names[i], cofi_arn_input_names[i]) : NULL;
+        t[i] = is_read ? cofi_run_find(file, o->run.keys[i], cofi_arn_input_names[i]) : NULL;
         if (is_read && !t[i])
             return false;
     }
@@ -136,9 +109,9 @@ static bool find_inputs(const struct cofi_arn_options *o, const struct cofi_st_f
     const int64_t shape[] = {run->n_tokens, p->hidden};
     for (int i = COFI_ARN_RESIDUAL; i < COFI_ARN_N_INPUTS; i++) {
         bool is_weight = i == COFI_ARN_WEIGHT;
-        if (t[i] && (!has_shape(t[i], shape + is_weight, 2 - is_weight,
+        if (t[i] && (!cofi_run_has_shape(t[i], shape + is_weight, 2 - is_weight,
                                 is_weight ? "[H]" : "[T, H]") ||
-                     !has_dtype(t[i], first, is_weight)))
+                     !cofi_run_has_dtype(t[i], first, is_weight)))
             return false;
         t[i] = wanted[i] ? t[i] : NULL;
     }
@@ -151,23 +124,20 @@ static bool find_inputs(const struct cofi_arn_options *o, const struct cofi_st_f
 
 static void add_bytes(struct cofi_arn_run *run, size_t bytes, size_t *offset_out)
 {
-    *offset_out = (run->bytes + 63) / 64 * 64;
-    run->bytes = *offset_out + bytes;
+    *offset_out = (run->head.bytes + 63) / 64 * 64;
+    run->head.bytes = *offset_out + bytes;
 }
 
 /* The file bounds the bytes of T rows, of which there are few, so no sum here overflows. */
 static void lay_out(const struct cofi_arn_options *o, const struct cofi_st_tensor *const t[],
                     struct cofi_arn_run *run)
 {
-    size_t all_bytes = cofi_arn_run_bytes(run) * (size_t)run->n_ranks;
-    run->engine = o->engine;
-    run->n_threads = (int)o->n_threads;
-    run->repeat = (int)o->repeat;
+    size_t all_bytes = cofi_arn_run_bytes(run) * (size_t)run->head.n_ranks;
     run->params.max_tokens = o->max_tokens ? o->max_tokens : run->n_tokens;
     if (run->params.max_tokens == 0)
         run->params.max_tokens = 1;
-    run->bytes = sizeof *run;
-    add_bytes(run, sizeof(double) * (size_t)run->n_ranks, &run->times);
+    run->head.bytes = sizeof *run;
+    add_bytes(run, sizeof(double) * (size_t)run->head.n_ranks, &run->times);
     add_bytes(run, all_bytes, &run->in[COFI_ARN_X]);
     for (int i = COFI_ARN_RESIDUAL; i < COFI_ARN_N_INPUTS; i++)
         if (t[i])
@@ -192,22 +162,10 @@ static int describe_outputs(struct cofi_arn_run *run,
     if (run->new_x)
         tensors_out[n++] = (struct cofi_st_tensor){
             .name = cofi_arn_input_names[COFI_ARN_X], .dtype = p->dtype, .ndim = 3,
-            .shape = {run->n_ranks, run->n_tokens, p->hidden},
-            .bytes = cofi_arn_run_bytes(run) * (size_t)run->n_ranks,
+            .shape = {run->head.n_ranks, run->n_tokens, p->hidden},
+            .bytes = cofi_arn_run_bytes(run) * (size_t)run->head.n_ranks,
             .data = (char *)run + run->in[COFI_ARN_X]};
     return n;
-}
-
-/* Whether what -o names will be made, in a dtype that its file can have. */
-static bool check_outputs(const struct cofi_arn_options *o, struct cofi_arn_run *run)
-{
-    struct cofi_st_tensor tensors[COFI_ARN_N_OUTPUTS + 1];
-    char error[COFI_SAFETENSORS_ERROR_BYTES];
-    int n = describe_outputs(run, tensors);
-    if (!o->output || cofi_tensors_check(o->output, tensors, n, error))
-        return true;
-    cofi_cli_error("%s", error);
-    return false;
 }
 
 /* ---- reading -------------------------------------------------------------------------------- */
@@ -215,7 +173,7 @@ static bool check_outputs(const struct cofi_arn_options *o, struct cofi_arn_run 
 /* Standard normal values in the run's type; nothing for a type that the library will refuse. */
 static void make_x(const struct cofi_arn_options *o, struct cofi_arn_run *run)
 {
-    int64_t n = run->n_ranks * run->n_tokens * run->params.hidden;
+    int64_t n = run->head.n_ranks * run->n_tokens * run->params.hidden;
     for (int64_t i = 0; i < n && cofi_dtype_is_elem(run->params.dtype); i++)
         cofi_check_store((char *)run + run->in[COFI_ARN_X], run->params.dtype, i,
                          cofi_check_normal((uint64_t)o->seed, COFI_ARN_X, (uint64_t)i));
@@ -226,29 +184,25 @@ static bool load(const struct cofi_arn_options *o, const struct cofi_st_file *fi
 {
     struct cofi_arn_run layout = {.params = COF_ALLREDUCE_RMSNORM_PARAMS_INIT};
     const struct cofi_st_tensor *t[COFI_ARN_N_INPUTS];
-    char error[COFI_SAFETENSORS_ERROR_BYTES];
-    void *memory;
+    struct cofi_st_tensor outputs[COFI_ARN_N_OUTPUTS + 1];
     if (!read_metadata(o, file, &layout.params) || !find_inputs(o, file, &layout, t))
         return false;
     lay_out(o, t, &layout);
-    if (!check_outputs(o, &layout))
+    if (!cofi_run_can_make(o->run.output, outputs, describe_outputs(&layout, outputs)))
         return false;
-    *fd_out = cofi_job_shared_create(layout.bytes, &memory);
-    if (*fd_out < 0)
+    struct cofi_arn_run *run = cofi_run_block(&layout, sizeof layout, layout.head.bytes, fd_out);
+    *run_out = run;
+    if (!run)
         return false;
-    struct cofi_arn_run *run = *run_out = memory;
-    *run = layout;
     if (run->new_x)
         make_x(o, run);
     for (int i = 0; i < COFI_ARN_N_INPUTS; i++)
-        if (t[i] && !cofi_st_load(t[i], (char *)run + run->in[i], error)) {
-            cofi_cli_error("%s", error);
+        if (t[i] && !cofi_run_load(t[i], (char *)run + run->in[i]))
             return false;
-        }
     for (int i = 0; i < COFI_ARN_N_OUTPUTS; i++) /* a row that no rank stores stays NaN */
         if (run->out[i])
             memset((char *)run + run->out[i], 0xff,
-                   cofi_arn_run_bytes(run) * (size_t)run->n_ranks);
+                   cofi_arn_run_bytes(run) * (size_t)run->head.n_ranks);
     return true;
 }
 
@@ -256,26 +210,14 @@ bool cofi_arn_tool_load(const struct cofi_arn_options *o, struct cofi_arn_run **
                         int *fd_out)
 {
     struct cofi_st_file file;
-    char error[COFI_SAFETENSORS_ERROR_BYTES];
-    if (!cofi_tensors_open(o->input, o->names, COFI_ARN_N_INPUTS, &file, error)) {
-        cofi_cli_error("%s", error);
+    if (!cofi_run_open(o->run.input, o->run.keys, COFI_ARN_N_INPUTS, &file))
         return false;
-    }
     bool ok = load(o, &file, run_out, fd_out);
     cofi_st_close(&file);
     return ok;
 }
 
 /* ---- writing -------------------------------------------------------------------------------- */
-
-/* The place'th word of "a|b|c". */
-static const char *word_at(const char *choices, int place, char word[32])
-{
-    for (; place > 0; place--)
-        choices += strcspn(choices, "|") + 1;
-    snprintf(word, 32, "%.*s", (int)strcspn(choices, "|"), choices);
-    return word;
-}
 
 bool cofi_arn_tool_save(const struct cofi_arn_options *o, struct cofi_arn_run *run)
 {
@@ -285,8 +227,8 @@ bool cofi_arn_tool_save(const struct cofi_arn_options *o, struct cofi_arn_run *r
     snprintf(seed, sizeof seed, "%lld", (long long)o->seed);
     struct cofi_st_metadata metadata[6] = {
         {"op", "allreduce_rmsnorm"},
-        {"variant", word_at(variants, p->variant, variant)},
-        {"rounding", word_at(roundings, p->rounding, rounding)},
+        {"variant", cofi_option_word(COFI_ARN_VARIANTS, p->variant, variant)},
+        {"rounding", cofi_option_word(COFI_ARN_ROUNDINGS, p->rounding, rounding)},
     };
     int n_metadata = 3;
     if (p->variant != COF_ALLREDUCE_ONLY) {
@@ -297,10 +239,6 @@ bool cofi_arn_tool_save(const struct cofi_arn_options *o, struct cofi_arn_run *r
     if (run->new_x)
         metadata[n_metadata++] = (struct cofi_st_metadata){"seed", seed};
     struct cofi_st_tensor tensors[COFI_ARN_N_OUTPUTS + 1];
-    char error[COFI_SAFETENSORS_ERROR_BYTES];
     int n = describe_outputs(run, tensors);
-    if (cofi_tensors_write(o->output, metadata, n_metadata, tensors, n, error))
-        return true;
-    cofi_cli_error("%s", error);
-    return false;
+    return cofi_run_write(o->run.output, metadata, n_metadata, tensors, n);
 }

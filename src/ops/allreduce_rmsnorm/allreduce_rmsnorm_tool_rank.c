@@ -1,14 +1,12 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
 /* One rank of `cofuse run allreduce_rmsnorm`. */
-#include <stdio.h>
 #include <string.h>
 
 #include "core/clock.h"
 #include "core/error.h"
 #include "ops/allreduce_rmsnorm/allreduce_rmsnorm_tool.h"
 #include "ops/check_memory.h"
-#include "tools/run_op.h"
 
 struct rank_work {
     struct cofi_arn_run *run;
@@ -78,7 +76,7 @@ static cof_status run_calls(struct rank_work *w)
     args.residual_out = &residual_out;
     args.norm_out = w->run->out[COFI_ARN_NORM_OUT] ? &norm_out : NULL;
     double *best = (double *)((char *)w->run + w->run->times) + w->rank;
-    for (int i = -1; i < w->run->repeat; i++) {
+    for (int i = -1; i < w->run->head.repeat; i++) {
         COF_TRY(cof_team_barrier(cof_world_team(w->world)));
         int64_t begin = cofi_now();
         COF_TRY(cof_allreduce_rmsnorm_run(w->plan, &args, COF_STREAM_NOW));
@@ -88,37 +86,34 @@ static cof_status run_calls(struct rank_work *w)
     return COF_OK;
 }
 
-static cof_status run_rank(struct rank_work *w)
+static cof_status run_rank(void *arg, cof_world *world)
 {
+    struct rank_work *w = arg;
     struct cofi_arn_run *run = w->run;
+    w->world = world;
     COF_TRY(make_tensors(w));
-    COF_TRY(cof_allreduce_rmsnorm_plan_create(cof_world_team(w->world), &run->params, NULL,
+    COF_TRY(cof_allreduce_rmsnorm_plan_create(cof_world_team(world), &run->params, NULL,
                                               &w->plan));
-    if (w->rank == 0)
-        snprintf(run->describe, sizeof run->describe, "%s", cof_plan_describe(w->plan));
+    cofi_run_describe(&run->head, w->rank, w->plan);
     COF_TRY(run_calls(w));
     return take_results(w);
 }
 
-int cofi_arn_tool_rank(struct cofi_arn_run *run, const cof_world_options *options, int rank)
+static void close_rank(void *arg)
 {
+    struct rank_work *w = arg;
+    for (int i = 0; i < COFI_ARN_N_INPUTS; i++)
+        cofi_check_memory_close(&w->in[i]);
+    for (int i = 0; i < COFI_ARN_N_OUTPUTS; i++)
+        cofi_check_memory_close(&w->out[i]);
+    cof_plan_destroy(w->plan);
+}
+
+int cofi_arn_tool_rank(void *memory, const cof_world_options *options, int rank)
+{
+    struct cofi_arn_run *run = memory;
     struct rank_work w = {.run = run, .rank = rank,
                           .rows = {{run->n_tokens, run->params.hidden}},
                           .weight = {{run->params.hidden}}};
-    const struct cofi_check_device *device = NULL;
-    cof_status status = cof_world_create(options, &w.world);
-    if (status == COF_OK && (device = cofi_check_device(w.world)))
-        status = device->open(w.world);
-    if (status == COF_OK)
-        status = run_rank(&w);
-    int code = cofi_run_exit(rank, status);
-    for (int i = 0; i < COFI_ARN_N_INPUTS; i++)
-        cofi_check_memory_close(&w.in[i]);
-    for (int i = 0; i < COFI_ARN_N_OUTPUTS; i++)
-        cofi_check_memory_close(&w.out[i]);
-    cof_plan_destroy(w.plan);
-    cof_world_destroy(w.world);
-    if (device)
-        device->close();
-    return code;
+    return cofi_run_rank(options, rank, run_rank, close_rank, &w);
 }

@@ -1,13 +1,11 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* `cofuse bench attention`: tensors and arguments are made by the code that check uses. On CPUs one
- * call, by the host's clock; on CUDA devices `count` calls over the buffer sets by turns, eager or
- * as one graph, by the device's events: all of a call, or a part of it (part=). The rate that is
- * the yardstick is there that of this rank's sections alone, in the same process. */
+/* `cofuse bench attention`: tensors and arguments are made by the code that check uses. On CUDA
+ * devices all of a call is timed, or a part of it (part=), and the rate that is the yardstick is
+ * that of this rank's sections alone, in the same process. */
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/clock.h"
 #include "core/error.h"
 #include "core/tensor.h"
 #include "ops/attention/attention.h"
@@ -15,33 +13,28 @@
 #include "ops/attention/attention_tool.h"
 #include "ops/attention/attention_tool_table.h"
 #include "ops/bench.h"
-#include "ops/check.h"
+#include "ops/bench_calls.h"
 #include "symm/memory.h"
+#include "tools/option_table.h"
 
 enum { FORWARD, BACKWARD };
-/* Values to fill inputs from; prime, so that rows do not repeat each other. */
-enum { N_VALUES = 65521 };
-
 enum { COUNT = 10 }; /* calls on a device that are timed as one */
 
 struct bench_case {
     struct cofi_attention_case c;
-    bool is_graph;
-    int parts;     /* COFI_PART_.. bits */
-    int64_t count; /* 0: COUNT on a device, 1 on a CPU */
+    int is_graph, part;
+    int parts; /* COFI_PART_.. bits */
+    int64_t count;
+    cof_dtype wire; /* as named */
+    struct cofi_ints window;
 };
 
 struct attention_bench {
     struct cofi_job job;
     struct cofi_attention_case c;
-    bool is_graph;
     int parts;
-    int64_t count;
-    int n_sets;
-    const struct cofi_check_device *device; /* NULL: the CPU */
-    cof_stream stream;                      /* of the device */
-    void *timer, *graph;
-    cof_plan *plan, *graph_plan; /* graph_plan: whose calls the graph has */
+    struct cofi_bench_calls calls;
+    const cof_plan *whole; /* the plan that has run a whole call, on a device */
     struct cofi_attention_local *sets;
     void **saved; /* save_kv: a buffer a set */
     cof_shape saved_shape;
@@ -49,125 +42,49 @@ struct attention_bench {
 
 /* ---- The case ---- */
 
-static cof_status read_sizes(cof_attention_params *p, const char *key, const char *value,
-                             bool *known)
-{
-    const struct {
-        const char *key;
-        int64_t *value;
-    } sizes[] = {{"B", &p->n_batch},      {"S", &p->n_rows},         {"H", &p->n_heads},
-                 {"Hkv", &p->n_kv_heads}, {"Dqk", &p->head_dim_qk}, {"Dv", &p->head_dim_v}};
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
-        if (!strcmp(key, sizes[i].key)) {
-            *known = true;
-            return cofi_bench_int(key, value, 1, sizes[i].value);
-        }
-    return COF_OK;
-}
+#define AT(member) offsetof(struct bench_case, member)
+#define PARAM(member) offsetof(struct bench_case, c.params.member)
 
-static cof_status read_choice(struct bench_case *bench, const char *key, const char *value,
-                              bool *known)
-{
-    enum { FORMAT, MASK, LAYOUT, CHUNKING, DIRECTION, SCHEDULE, SAVE_KV, COMPACT, HOW, PART,
-           N_CHOICES };
-    static const int parts[] = {COFI_PART_ALL, COFI_PART_SECTIONS, COFI_PART_MERGES,
-                                COFI_PART_TRANSFER};
-    cof_attention_params *p = &bench->c.params;
-    static const struct {
-        const char *key, *choices;
-    } words[N_CHOICES] = {{"format", "bshd|sbhd"},
-                          {"mask", "none|causal"},
-                          {"layout", "zigzag|contiguous"},
-                          {"chunking", "balanced|padded"},
-                          {"direction", "both|forward"},
-                          {"schedule", "default|ring|gather"},
-                          {"save_kv", "0|1"},
-                          {"only_compact", "0|1"},
-                          {"how", "eager|graph"},
-                          {"part", "all|sections|merges|transfer"}};
-    int which = 0, idx = 0;
-    while (which < N_CHOICES && strcmp(words[which].key, key))
-        which++;
-    if (which == N_CHOICES)
-        return COF_OK;
-    *known = true;
-    COF_TRY(cofi_bench_choice(key, value, words[which].choices, &idx));
-    switch (which) {
-    case FORMAT: p->format = (cof_attention_format)idx; break;
-    case MASK: p->mask = (cof_mask)idx; break;
-    case LAYOUT: p->layout = (cof_layout_kind)idx; break;
-    case CHUNKING: p->chunking = (cof_chunking)idx; break;
-    case DIRECTION: p->forward_only = idx; break;
-    case SCHEDULE: p->schedule = (cof_attention_schedule)idx; break;
-    case SAVE_KV: p->save_kv = idx; break;
-    case COMPACT: p->only_compact = idx; break;
-    case HOW: bench->is_graph = idx; break;
-    case PART: bench->parts = parts[idx]; break;
-    }
-    return COF_OK;
-}
-
-/* "none", or left:right, -1 for no limit. */
-static cof_status read_window(cof_attention_params *p, const char *value)
-{
-    char *end = NULL;
-    p->has_window = strcmp(value, "none") != 0;
-    if (!p->has_window)
-        return COF_OK;
-    p->window_left = strtoll(value, &end, 10);
-    bool ok = end > value && *end == ':';
-    const char *right = ok ? end + 1 : value;
-    p->window_right = ok ? strtoll(right, &end, 10) : 0;
-    COF_FAIL_IF(!ok || end == right || *end, COF_ERR_INVALID,
-                "window = \"%s\": wanted none, or left:right", value);
-    return COF_OK;
-}
-
-struct reading {
-    struct bench_case *bench;
-    cof_attention_params *p;
-    cof_dtype wire; /* as named */
-};
-
-static cof_status read_word(void *arg, const char *key, const char *value)
-{
-    struct reading *r = arg;
-    bool known = false;
-    if (!strcmp(key, "dtype"))
-        return cofi_bench_dtype(key, value, &r->p->dtype);
-    if (!strcmp(key, "wire"))
-        return cofi_bench_dtype_or_f32(key, value, &r->wire);
-    COF_TRY(read_sizes(r->p, key, value, &known));
-    if (!known)
-        COF_TRY(read_choice(r->bench, key, value, &known));
-    if (!strcmp(key, "count"))
-        return cofi_bench_int(key, value, 1, &r->bench->count);
-    if (!strcmp(key, "window"))
-        return read_window(r->p, value);
-    if (!known && !strcmp(key, "scale")) {
-        char *end;
-        r->p->scale = strtod(value, &end);
-        COF_FAIL_IF(end == value || *end, COF_ERR_INVALID, "scale = \"%s\": wanted a number",
-                    value);
-        known = true;
-    }
-    COF_FAIL_IF(!known, COF_ERR_INVALID,
-                "word \"%s=%s\": wanted one of B, S, H, Hkv, Dqk, Dv, dtype, format, mask, layout, "
-                "chunking, scale, wire, direction, schedule, save_kv, only_compact, window, how, "
-                "part, count", key, value);
-    return COF_OK;
-}
+static const struct cofi_option words[] = {
+    COFI_WORD_INT("B", PARAM(n_batch), 1, 0x1p40),
+    COFI_WORD_INT("S", PARAM(n_rows), 1, 0x1p40),
+    COFI_WORD_INT("H", PARAM(n_heads), 1, 0x1p40),
+    COFI_WORD_INT("Hkv", PARAM(n_kv_heads), 1, 0x1p40),
+    COFI_WORD_INT("Dqk", PARAM(head_dim_qk), 1, 4096),
+    COFI_WORD_INT("Dv", PARAM(head_dim_v), 1, 4096),
+    COFI_WORD_DTYPE("dtype", PARAM(dtype)),
+    COFI_WORD_CHOICE("format", PARAM(format), "bshd|sbhd"),
+    COFI_WORD_CHOICE("mask", PARAM(mask), "none|causal"),
+    COFI_WORD_CHOICE("layout", PARAM(layout), "zigzag|contiguous"),
+    COFI_WORD_CHOICE("chunking", PARAM(chunking), "balanced|padded"),
+    COFI_WORD_NUMBER("scale", PARAM(scale), -1e30, 1e30),
+    COFI_WORD_DTYPE_OR("wire", AT(wire)),
+    COFI_WORD_CHOICE("direction", PARAM(forward_only), "both|forward"),
+    COFI_WORD_CHOICE("schedule", PARAM(schedule), "default|ring|gather"),
+    COFI_WORD_CHOICE("save_kv", PARAM(save_kv), "0|1"),
+    COFI_WORD_CHOICE("only_compact", PARAM(only_compact), "0|1"),
+    COFI_WORD_LEFT("window", "none"),
+    COFI_WORD_INTS("window", AT(window), ":2", -1, 0x1p56),
+    COFI_WORD_CHOICE("how", AT(is_graph), "eager|graph"),
+    COFI_WORD_CHOICE("part", AT(part), "all|sections|merges|transfer"),
+    COFI_WORD_INT("count", AT(count), 1, 0x1p20),
+    {0}};
 
 static cof_status read_case(const char *line, struct bench_case *bench)
 {
-    *bench = (struct bench_case){.c.params = COF_ATTENTION_PARAMS_INIT, .parts = COFI_PART_ALL};
+    static const int parts[] = {COFI_PART_ALL, COFI_PART_SECTIONS, COFI_PART_MERGES,
+                                COFI_PART_TRANSFER};
+    *bench = (struct bench_case){.c.params = COF_ATTENTION_PARAMS_INIT};
     struct cofi_attention_case *c = &bench->c;
     cof_attention_params *p = &c->params;
     p->dtype = COF_BF16;
     p->n_batch = 1;
-    struct reading r = {.bench = bench, .p = p};
-    COF_TRY(cofi_bench_words(line, read_word, &r));
-    COF_TRY(cofi_bench_is_f32("wire", r.wire, p->dtype, &p->wire_f32));
+    COF_TRY(cofi_option_read_line(line, words, bench));
+    bench->parts = parts[bench->part];
+    p->has_window = bench->window.n > 0;
+    p->window_left = bench->window.at[0];
+    p->window_right = bench->window.at[1];
+    COF_TRY(cofi_bench_is_f32("wire", bench->wire, p->dtype, &p->wire_f32));
     COF_FAIL_IF(!p->n_rows || !p->n_heads || !p->head_dim_qk, COF_ERR_INVALID,
                 "%s is missing: wanted S, H and Dqk",
                 !p->n_rows ? "S" : !p->n_heads ? "H" : "Dqk");
@@ -177,8 +94,8 @@ static cof_status read_case(const char *line, struct bench_case *bench)
                 "Hkv = %lld: wanted a divisor of H = %lld", (long long)p->n_kv_heads,
                 (long long)p->n_heads);
     __int128 elements = (__int128)p->n_batch * p->n_rows * p->n_heads;
-    COF_FAIL_IF(elements > INT64_MAX / 65536 || p->head_dim_qk > 4096 || p->head_dim_v > 4096,
-                COF_ERR_INVALID, "B * S * H or a head dim is past the address space");
+    COF_FAIL_IF(elements > INT64_MAX / 65536, COF_ERR_INVALID,
+                "B * S * H is past the address space");
     c->calls = p->forward_only ? COFI_CALLS_FORWARD : COFI_CALLS_BACKWARD;
     return COF_OK;
 }
@@ -235,31 +152,22 @@ static cof_status size_case(const char *line, int n_ranks, struct cofi_bench_siz
 
 /* ---- A rank ---- */
 
-/* Standard normal values; on a CPU the time of a call depends on them only where they would be
- * denormal, infinite or NaN. */
 static cof_status fill_inputs(struct attention_bench *b)
 {
-    cof_dtype dtype = b->c.params.dtype;
-    size_t table_bytes = N_VALUES * (size_t)cofi_dtype_bytes(dtype);
-    char *values = malloc(table_bytes);
-    COF_FAIL_IF(!values, COF_ERR_NOMEM, "%zu bytes for values of inputs", table_bytes);
-    for (int64_t i = 0; i < N_VALUES; i++)
-        cofi_check_store(values, dtype, i, cofi_check_normal(1, 0, (uint64_t)i));
+    const int n_sets = b->calls.n_sets;
+    struct cofi_bench_values values;
+    COF_TRY(cofi_bench_values_make(b->c.params.dtype, &values));
     cof_status status = COF_OK;
-    for (int s = 0; s < b->n_sets; s++)
+    for (int s = 0; s < n_sets; s++)
         for (int t = 0; t < COFI_CT_O; t++) {
             struct cofi_check_memory *m = &b->sets[s].tensor[t].memory;
-            size_t at = cofi_check_random(2, (uint64_t)(b->job.rank * b->n_sets + s), (uint64_t)t) %
-                        N_VALUES * (size_t)cofi_dtype_bytes(dtype);
-            for (size_t done = 0; m->base && done < m->bytes; at = 0) {
-                size_t left = m->bytes - done, n = table_bytes - at;
-                memcpy(m->host + done, values + at, n < left ? n : left);
-                done += n < left ? n : left;
-            }
-            if (m->base && status == COF_OK)
-                status = cofi_check_memory_upload(m);
+            if (!m->base || status != COF_OK)
+                continue;
+            cofi_bench_values_copy(&values, (uint64_t)(b->job.rank * n_sets + s), (uint64_t)t,
+                                   m->host, m->bytes);
+            status = cofi_check_memory_upload(m);
         }
-    free(values);
+    cofi_bench_values_free(&values);
     return status;
 }
 
@@ -268,12 +176,8 @@ static void destroy(void *bench)
     struct attention_bench *b = bench;
     if (!b)
         return;
-    if (b->device) {
-        b->device->release(b->job.world, b->graph);
-        b->device->timer_close(b->job.world, b->timer);
-        cof_stream_destroy(b->stream);
-    }
-    for (int s = 0; s < b->n_sets; s++) {
+    cofi_bench_calls_close(&b->calls);
+    for (int s = 0; s < b->calls.n_sets; s++) {
         cofi_attention_local_free(&b->sets[s]);
         free(b->saved[s]);
     }
@@ -301,19 +205,11 @@ static cof_status make_saved(struct attention_bench *b)
     cof_workspace_sizes sizes = COF_WORKSPACE_SIZES_INIT;
     COF_TRY(cof_attention_workspace(b->job.team, &b->c.params, &sizes));
     b->saved_shape.dim[0] = (int64_t)sizes.saved;
-    for (int s = 0; s < b->n_sets && sizes.saved > 0; s++) {
+    for (int s = 0; s < b->calls.n_sets && sizes.saved > 0; s++) {
         b->saved[s] = aligned_alloc(128, (sizes.saved + 127) / 128 * 128);
         COF_FAIL_IF(!b->saved[s], COF_ERR_NOMEM, "saved_kv: no memory for %zu bytes", sizes.saved);
     }
     return COF_OK;
-}
-
-static cof_status open_device(struct attention_bench *b)
-{
-    if (!b->device)
-        return COF_OK;
-    COF_TRY(b->device->timer_open(b->job.world, &b->timer));
-    return cof_stream_create(b->job.world, 0, &b->stream);
 }
 
 static cof_status make_sets(struct attention_bench *b, int n_sets)
@@ -321,40 +217,18 @@ static cof_status make_sets(struct attention_bench *b, int n_sets)
     b->sets = calloc((size_t)n_sets, sizeof *b->sets);
     b->saved = calloc((size_t)n_sets, sizeof *b->saved);
     COF_FAIL_IF(!b->sets || !b->saved, COF_ERR_NOMEM, "%d buffer sets: no memory", n_sets);
-    for (; b->n_sets < n_sets; b->n_sets++)
-        COF_TRY(cofi_attention_local_open(&b->job, &b->c, &b->sets[b->n_sets]));
+    for (; b->calls.n_sets < n_sets; b->calls.n_sets++)
+        COF_TRY(cofi_attention_local_open(&b->job, &b->c, &b->sets[b->calls.n_sets]));
     COF_TRY(make_saved(b));
     return fill_inputs(b);
-}
-
-static cof_status create(struct cofi_job *job, const char *line, int n_sets, void **bench_out)
-{
-    struct cofi_bench_size size;
-    struct bench_case c;
-    COF_TRY(read_case(line, &c));
-    COF_TRY(size_case(line, job->n_ranks, &size));
-    COF_TRY(check_case(job, &c, size.set_bytes * (size_t)n_sets / (size_t)job->n_ranks));
-    struct attention_bench *b = calloc(1, sizeof *b);
-    COF_FAIL_IF(!b, COF_ERR_NOMEM, "bench: no memory");
-    *b = (struct attention_bench){.job = *job, .c = c.c, .is_graph = c.is_graph, .parts = c.parts,
-                                  .device = cofi_check_device(job->world)};
-    b->count = c.count ? c.count : b->device ? COUNT : 1;
-    cof_status status = make_sets(b, n_sets);
-    if (status == COF_OK)
-        status = open_device(b);
-    if (status == COF_OK)
-        *bench_out = b;
-    else
-        destroy(b);
-    return status;
 }
 
 static cof_status make_plan(void *bench, cof_plan **plan_out)
 {
     struct attention_bench *b = bench;
     cof_status status = cof_attention_plan_create(b->job.team, &b->c.params, NULL, plan_out);
-    b->plan = status == COF_OK ? *plan_out : NULL;
-    b->graph_plan = NULL;
+    cofi_bench_calls_take(&b->calls, status == COF_OK ? *plan_out : NULL);
+    b->whole = NULL;
     return status;
 }
 
@@ -370,92 +244,81 @@ static cof_status run(void *bench, cof_plan *plan, int direction, int set, cof_s
                                  : cof_attention_forward(plan, &args, stream);
 }
 
-/* ---- on a device ---------------------------------------------------------------------------- */
-
 /* What is left out has run before: the buffers are filled. */
-static cof_status run_parts(struct attention_bench *b, int parts, int set, cof_stream stream)
+static cof_status run_parts(struct attention_bench *b, cof_plan *made, int parts, int set,
+                            cof_stream stream)
 {
-    struct cofi_attention_plan *plan = (struct cofi_attention_plan *)b->plan;
+    struct cofi_attention_plan *plan = (struct cofi_attention_plan *)made;
     struct cofi_attention_call call;
     cof_attention_args args;
-    if (parts == COFI_PART_ALL)
-        return run(b, b->plan, FORWARD, set, stream);
     cofi_attention_local_args(&b->sets[set], false, &args);
     COF_TRY(cofi_attention_read_call(plan, &args, false, &call));
     return plan->backend->run_parts(plan, &call, parts, stream);
 }
 
-static cof_status enqueue_calls(void *arg, cof_stream stream)
+static cof_status run_case(void *bench, cof_plan *plan, int direction, int set, cof_stream stream)
 {
-    struct attention_bench *b = arg;
-    for (int64_t i = 0; i < b->count; i++)
-        COF_TRY(run_parts(b, b->parts, (int)(i % b->n_sets), stream));
-    return COF_OK;
+    struct attention_bench *b = bench;
+    return b->parts == COFI_PART_ALL ? run(b, plan, direction, set, stream)
+                                     : run_parts(b, plan, b->parts, set, stream);
 }
 
-static cof_status enqueue_sections(void *arg, cof_stream stream)
+static cof_status run_sections(void *bench, cof_plan *plan, int direction, int set,
+                               cof_stream stream)
 {
-    struct attention_bench *b = arg;
-    for (int64_t i = 0; i < b->count; i++)
-        COF_TRY(run_parts(b, COFI_PART_SECTIONS, (int)(i % b->n_sets), stream));
-    return COF_OK;
+    (void)direction;
+    return run_parts(bench, plan, COFI_PART_SECTIONS, set, stream);
 }
 
-static cof_status replay_calls(void *arg, cof_stream stream)
+static cof_status create(struct cofi_job *job, const char *line, int n_sets, void **bench_out)
 {
-    struct attention_bench *b = arg;
-    return b->device->replay(b->job.world, b->graph, stream);
+    struct cofi_bench_size size;
+    struct bench_case c;
+    COF_TRY(read_case(line, &c));
+    COF_TRY(size_case(line, job->n_ranks, &size));
+    COF_TRY(check_case(job, &c, size.set_bytes * (size_t)n_sets / (size_t)job->n_ranks));
+    struct attention_bench *b = calloc(1, sizeof *b);
+    COF_FAIL_IF(!b, COF_ERR_NOMEM, "bench: no memory");
+    *b = (struct attention_bench){
+        .job = *job, .c = c.c, .parts = c.parts,
+        .calls = {.job = &b->job, .bench = b, .run = run_case, .is_graph = c.is_graph,
+                  .count = c.count ? c.count : COUNT}};
+    cof_status status = make_sets(b, n_sets);
+    if (status == COF_OK)
+        status = cofi_bench_calls_open(&b->calls);
+    if (status == COF_OK)
+        *bench_out = b;
+    else
+        destroy(b);
+    return status;
 }
 
-/* A whole call first, for what the parts find. */
-static cof_status capture(struct attention_bench *b)
+/* On a device a whole call first, for what the parts find. */
+static cof_status run_whole(struct attention_bench *b)
 {
-    const struct cofi_check_work calls = {enqueue_calls, b};
-    b->device->release(b->job.world, b->graph);
-    b->graph = NULL;
-    if (b->is_graph)
-        COF_TRY(b->device->capture(b->job.world, &calls, b->stream, &b->graph));
-    b->graph_plan = b->plan;
-    COF_TRY(cof_team_barrier(b->job.team));
-    return run(b, b->plan, FORWARD, 0, COF_STREAM_NOW);
-}
-
-/* Seconds of one call. The ranks meet in calls before, which keep the device busy until the timed
- * ones are enqueued. */
-static cof_status time_work(struct attention_bench *b, const struct cofi_check_work *work,
-                            double *seconds)
-{
-    COF_TRY(work->fn(b, b->stream));
-    COF_TRY(b->device->time(b->job.world, b->timer, work, b->stream, seconds));
-    *seconds /= (double)b->count;
-    return cof_team_query(b->job.team);
+    if (!b->calls.device || b->whole == b->calls.plan)
+        return COF_OK;
+    b->whole = b->calls.plan;
+    COF_TRY(run(b, b->calls.plan, FORWARD, 0, COF_STREAM_NOW));
+    return cof_team_barrier(b->job.team); /* a graph may be made next */
 }
 
 static cof_status time_call(void *bench, int direction, int set, double *seconds)
 {
     struct attention_bench *b = bench;
-    const struct cofi_check_work work = {b->is_graph ? replay_calls : enqueue_calls, b};
-    int64_t begin = cofi_now();
-    if (b->device && b->graph_plan != b->plan)
-        COF_TRY(capture(b));
-    if (b->device)
-        return time_work(b, &work, seconds);
-    COF_TRY(run(b, b->plan, direction, set, COF_STREAM_NOW));
-    *seconds = (double)(cofi_now() - begin) * 1e-9;
-    return COF_OK;
+    COF_TRY(run_whole(b));
+    return cofi_bench_calls_time(&b->calls, direction, set, seconds);
 }
 
 /* flop/s of the sections alone, for this rank's share of the flops. */
 static cof_status rate_of_sections(struct attention_bench *b, double limit, double *rate_out)
 {
-    const struct cofi_check_work work = {enqueue_sections, b};
     double least = 0, seconds = 0, total = 0;
-    if (b->graph_plan != b->plan)
-        COF_TRY(capture(b));
+    COF_TRY(run_whole(b));
     for (int i = 0; i < 3 || (i < 50 && total < limit); i++) {
-        COF_TRY(time_work(b, &work, &seconds));
+        COF_TRY(cofi_bench_calls_time_other(&b->calls, run_sections, &seconds));
         least = i == 0 || seconds < least ? seconds : least;
-        total += seconds * (double)b->count;
+        total += seconds * (double)b->calls.count;
     }
     *rate_out = cofi_attention_flops(&b->c.params, false) / b->job.n_ranks / least;
     return cof_team_barrier(b->job.team);
@@ -464,8 +327,9 @@ static cof_status rate_of_sections(struct attention_bench *b, double limit, doub
 static cof_status rate(void *bench, double seconds, double *rate_out)
 {
     struct attention_bench *b = bench;
-    return b->device ? rate_of_sections(b, seconds, rate_out)
-                     : cofi_attention_tile_rate(b->job.world, &b->c.params, seconds, rate_out);
+    return b->calls.device
+               ? rate_of_sections(b, seconds, rate_out)
+               : cofi_attention_tile_rate(b->job.world, &b->c.params, seconds, rate_out);
 }
 
 const struct cofi_op_bench cofi_attention_bench = {

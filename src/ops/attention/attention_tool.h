@@ -10,7 +10,7 @@
 
 #include "cofuse/cofuse.h"
 #include "tools/cli.h"
-#include "tools/safetensors.h"
+#include "tools/run_op.h"
 
 /* The tensors, as they are numbered everywhere in the tool. */
 enum { COFI_AT_Q, COFI_AT_K, COFI_AT_V, COFI_AT_DOUT, COFI_AT_O, COFI_AT_LSE, COFI_AT_DQ,
@@ -18,34 +18,27 @@ enum { COFI_AT_Q, COFI_AT_K, COFI_AT_V, COFI_AT_DOUT, COFI_AT_O, COFI_AT_LSE, CO
 enum { COFI_AT_N_INPUTS = COFI_AT_O };
 extern const char *const cofi_attention_tensor_names[COFI_AT_N];
 
-enum { COFI_AT_REPEAT_MAX = 1000, COFI_AT_RATE_WINDOWS = 3 };
+enum { COFI_AT_RATE_WINDOWS = 3 };
 
 struct cofi_attention_options {
-    struct cofi_rank_counts ranks;
-    cof_engine engine;
+    struct cofi_run_options run;
+    struct cofi_ints ranks, window; /* window: left, right; none: no window */
     int mask, layout, format; /* -1: from the file's metadata */
-    double scale;
-    bool has_scale;
-    int64_t n_threads, repeat, seed;
-    const char *input, *output;
-    char *names[COFI_AT_N_INPUTS]; /* keys of the inputs in the file */
-    char names_text[512];
+    double scale;             /* NaN: likewise */
+    int64_t seed;
     int schedule; /* cof_attention_schedule */
-    bool backward, compare, time, wire_f32, save_kv, cuda, has_window;
-    cof_window window;
+    int wire;     /* 1: f32 */
+    bool backward, time, save_kv;
 };
 
 struct cofi_attention_run {
+    struct cofi_run_head head;
     cof_attention_params params; /* complete: no value left to a default, but scale */
-    cof_engine engine;
-    int n_threads, n_ranks, repeat;
     bool backward, measure_rate;
     bool new_dout; /* made from the seed, not read */
-    size_t bytes;
     size_t times;            /* offset of double [n_ranks][repeat][2]: seconds, forward, backward */
     size_t offset[COFI_AT_N]; /* of the tensors, from the beginning of this struct */
     double rate[COFI_MAX_RANKS][COFI_AT_RATE_WINDOWS]; /* tile products, flop/s */
-    char describe[1024];
 };
 
 static inline void *cofi_attention_run_tensor(struct cofi_attention_run *run, int which)
@@ -55,7 +48,7 @@ static inline void *cofi_attention_run_tensor(struct cofi_attention_run *run, in
 
 static inline double *cofi_attention_run_times(struct cofi_attention_run *run, int rank)
 {
-    return (double *)((char *)run + run->times) + (int64_t)rank * run->repeat * 2;
+    return (double *)((char *)run + run->times) + (int64_t)rank * run->head.repeat * 2;
 }
 
 static inline double cofi_attention_scale(const cof_attention_params *params)
@@ -85,9 +78,9 @@ bool cofi_attention_load(const struct cofi_attention_options *options,
 bool cofi_attention_save(const struct cofi_attention_options *options,
                          struct cofi_attention_run *run);
 
-/* attention_tool_rank.c: one rank, from joining its world to storing its rows; returns the exit
- * code, after a message where it is not 0. `options` has engine, threads and timeouts set. */
-int cofi_attention_rank(struct cofi_attention_run *run, const cof_world_options *options, int rank);
+/* attention_tool_rank.c: one rank of a struct cofi_attention_run, from joining its world to storing
+ * its rows. */
+int cofi_attention_rank(void *run, const cof_world_options *options, int rank);
 
 /* attention_tool_rate.c: the products of attention's tiles on the world's threads, all ranks at a
  * time; flop/s of this rank. Collective. */

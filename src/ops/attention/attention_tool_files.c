@@ -1,15 +1,18 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
 /* From files to the shared memory of a run, and back. */
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "core/tensor.h"
 #include "ops/attention/attention_tool.h"
+#include "ops/attention/attention_tool_table.h"
 #include "ops/check.h"
-#include "tools/job.h"
-#include "tools/run_op.h"
 #include "tools/tensor_files.h"
+
+static const double timeout_seconds = 20; /* and the time that a rank may compute while others */
+static const double slow_rate = 1e9;      /* wait for it, at so many flops a second */
 
 const char *const cofi_attention_tensor_names[COFI_AT_N] = {"q", "k",   "v",  "dout", "o",
                                                             "lse", "dq", "dk", "dv"};
@@ -47,8 +50,8 @@ static bool read_metadata(const struct cofi_attention_options *options,
         !cofi_tensors_choice(file, "format", "bshd|sbhd", options->format, &format) ||
         !cofi_tensors_choice(file, "layout", "zigzag|contiguous", options->layout, &layout))
         return false;
-    params->scale = options->scale;
-    if (!options->has_scale && scale &&
+    params->scale = isnan(options->scale) ? 0 : options->scale;
+    if (isnan(options->scale) && scale &&
         !cofi_cli_double("metadata scale", scale, -1e30, 1e30, &params->scale))
         return false;
     params->mask = mask ? COF_MASK_CAUSAL : COF_MASK_NONE;
@@ -106,18 +109,15 @@ static bool check_dims(const char *path, const cof_attention_params *p)
 bool cofi_attention_open(const struct cofi_attention_options *options, struct cofi_st_file *file,
                          cof_attention_params *params_out)
 {
-    char error[COFI_SAFETENSORS_ERROR_BYTES];
-    if (!cofi_tensors_open(options->input, options->names, COFI_AT_N_INPUTS, file, error)) {
-        cofi_cli_error("%s", error);
+    if (!cofi_run_open(options->run.input, options->run.keys, COFI_AT_N_INPUTS, file))
         return false;
-    }
     cof_attention_params params = COF_ATTENTION_PARAMS_INIT;
     const struct cofi_st_tensor *t[COFI_AT_N_INPUTS];
     for (int i = 0; i < COFI_AT_N_INPUTS; i++) {
         const char *name = cofi_attention_tensor_names[i];
         char has[120];
-        t[i] = i == COFI_AT_DOUT ? cofi_st_find(file, options->names[i])
-                                 : cofi_run_find(file, options->names[i], name);
+        t[i] = i == COFI_AT_DOUT ? cofi_st_find(file, options->run.keys[i])
+                                 : cofi_run_find(file, options->run.keys[i], name);
         if (!t[i] && i != COFI_AT_DOUT)
             return false;
         if (t[i] && t[i]->ndim != 4) {
@@ -140,10 +140,10 @@ bool cofi_attention_open(const struct cofi_attention_options *options, struct co
     if (!check_dims(file->path, &params))
         return false;
     params.forward_only = !options->backward;
-    params.has_window = options->has_window;
-    params.window_left = options->window.left;
-    params.window_right = options->window.right;
-    params.wire_f32 = options->wire_f32;
+    params.has_window = options->window.n != 0;
+    params.window_left = options->window.at[0];
+    params.window_right = options->window.at[1];
+    params.wire_f32 = options->wire;
     params.schedule = (cof_attention_schedule)options->schedule;
     params.save_kv = options->save_kv;
     for (int i = 0; i < COFI_AT_N_INPUTS; i++) {
@@ -175,9 +175,9 @@ static bool add_bytes(size_t *total, size_t bytes, size_t *offset_out)
 /* Tensors of the run, all sizes checked against overflow (the file bounds those it holds only). */
 static bool lay_out(struct cofi_attention_run *run, int max_ranks)
 {
-    bool ok = add_bytes(&run->bytes, sizeof *run, &run->times);
-    ok = ok && add_bytes(&run->bytes, sizeof(double) * 2 * (size_t)(max_ranks * run->repeat),
-                         &run->times);
+    bool ok = add_bytes(&run->head.bytes, sizeof *run, &run->times);
+    const size_t n_times = 2 * (size_t)(max_ranks * run->head.repeat);
+    ok = ok && add_bytes(&run->head.bytes, n_times * sizeof(double), &run->times);
     for (int i = 0; i < COFI_AT_N; i++) {
         bool is_grad = i >= COFI_AT_DQ || i == COFI_AT_DOUT;
         struct cofi_attention_geometry g = cofi_attention_geometry(&run->params, i, 1);
@@ -185,7 +185,7 @@ static bool lay_out(struct cofi_attention_run *run, int max_ranks)
         if (is_grad && !run->backward)
             continue;
         ok = ok && !__builtin_mul_overflow(g.n_outer * g.row_bytes, run->params.n_rows, &bytes) &&
-             add_bytes(&run->bytes, (size_t)bytes, &run->offset[i]);
+             add_bytes(&run->head.bytes, (size_t)bytes, &run->offset[i]);
     }
     return ok;
 }
@@ -209,61 +209,45 @@ static int describe_outputs(const struct cofi_attention_run *run,
     return n;
 }
 
-/* Whether what -o names will be made, in a dtype that its file can have. */
-static bool check_outputs(const struct cofi_attention_options *options,
-                          const struct cofi_attention_run *run)
-{
-    struct cofi_st_tensor tensors[COFI_AT_N];
-    int which[COFI_AT_N];
-    char error[COFI_SAFETENSORS_ERROR_BYTES];
-    int n = describe_outputs(run, tensors, which);
-    if (!options->output || cofi_tensors_check(options->output, tensors, n, error))
-        return true;
-    cofi_cli_error("%s", error);
-    return false;
-}
-
 bool cofi_attention_load(const struct cofi_attention_options *options,
                          const struct cofi_st_file *file, const cof_attention_params *params,
                          struct cofi_attention_run **run_out, int *fd_out)
 {
-    struct cofi_attention_run layout = {.params = *params, .engine = options->engine,
-                                        .n_threads = (int)options->n_threads,
-                                        .repeat = (int)options->repeat,
-                                        .backward = options->backward,
+    struct cofi_attention_run layout = {.params = *params, .backward = options->backward,
                                         .measure_rate = options->time};
-    layout.new_dout = options->backward && !cofi_st_find(file, options->names[COFI_AT_DOUT]);
-    int max_ranks = 1;
+    struct cofi_st_tensor outputs[COFI_AT_N];
+    int max_ranks = 1, which[COFI_AT_N];
+    layout.head = cofi_run_head_make(&options->run, 0, timeout_seconds +
+                                                           cofi_attention_flops(
+                                                               params, options->backward) /
+                                                               slow_rate);
+    layout.new_dout = options->backward && !cofi_st_find(file, options->run.keys[COFI_AT_DOUT]);
     for (int i = 0; i < options->ranks.n; i++)
-        if (options->ranks.ranks[i] > max_ranks)
-            max_ranks = options->ranks.ranks[i];
+        if (options->ranks.at[i] > max_ranks)
+            max_ranks = (int)options->ranks.at[i];
     if (!lay_out(&layout, max_ranks)) {
         cofi_cli_error("%s: the tensors of this problem are too large", file->path);
         return false;
     }
-    if (!check_outputs(options, &layout))
+    if (!cofi_run_can_make(options->run.output, outputs,
+                           describe_outputs(&layout, outputs, which)))
         return false;
-    void *memory;
-    *fd_out = cofi_job_shared_create(layout.bytes, &memory);
-    if (*fd_out < 0)
-        return false;
-    struct cofi_attention_run *run = memory;
-    *run = layout;
+    struct cofi_attention_run *run = cofi_run_block(&layout, sizeof layout, layout.head.bytes,
+                                                    fd_out);
     *run_out = run;
-    char error[COFI_SAFETENSORS_ERROR_BYTES];
+    if (!run)
+        return false;
     for (int i = 0; i < COFI_AT_N_INPUTS; i++) {
-        const struct cofi_st_tensor *t = cofi_st_find(file, options->names[i]);
+        const struct cofi_st_tensor *t = cofi_st_find(file, options->run.keys[i]);
         struct cofi_attention_geometry g = cofi_attention_geometry(params, i, params->n_rows);
         if (i == COFI_AT_DOUT && !run->backward)
             continue;
-        if (!t) {
+        if (!t)
             fill_normal(cofi_attention_run_tensor(run, i), params->dtype,
                         g.n_outer * g.row_bytes * params->n_rows / cofi_dtype_bytes(params->dtype),
                         (uint64_t)options->seed);
-        } else if (!cofi_st_load(t, cofi_attention_run_tensor(run, i), error)) {
-            cofi_cli_error("%s", error);
+        else if (!cofi_run_load(t, cofi_attention_run_tensor(run, i)))
             return false;
-        }
     }
     return true;
 }
@@ -289,10 +273,5 @@ bool cofi_attention_save(const struct cofi_attention_options *options,
     int which[COFI_AT_N], n = describe_outputs(run, tensors, which);
     for (int i = 0; i < n; i++)
         tensors[i].data = cofi_attention_run_tensor(run, which[i]);
-    char error[COFI_SAFETENSORS_ERROR_BYTES];
-    if (!cofi_tensors_write(options->output, metadata, run->new_dout ? 6 : 5, tensors, n, error)) {
-        cofi_cli_error("%s", error);
-        return false;
-    }
-    return true;
+    return cofi_run_write(options->run.output, metadata, run->new_dout ? 6 : 5, tensors, n);
 }

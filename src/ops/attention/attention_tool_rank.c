@@ -1,7 +1,6 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
 /* One rank of `cofuse run attention`. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,7 +8,6 @@
 #include "core/error.h"
 #include "ops/attention/attention_tool.h"
 #include "ops/check_memory.h"
-#include "tools/run_op.h"
 
 struct rank_work {
     struct cofi_attention_run *run;
@@ -47,7 +45,7 @@ static void copy_rows(struct rank_work *work, int which, bool to_local)
 static cof_status make_tensors(struct rank_work *work)
 {
     const cof_attention_params *p = &work->run->params;
-    work->layout = (cof_layout){p->layout, p->chunking, work->run->n_ranks, p->n_rows};
+    work->layout = (cof_layout){p->layout, p->chunking, work->run->head.n_ranks, p->n_rows};
     work->n_rows = cof_layout_local_rows(&work->layout, work->rank);
     for (int i = 0; i < COFI_AT_N; i++) {
         if (work->run->offset[i] == 0)
@@ -108,7 +106,7 @@ static cof_status run_calls(struct rank_work *work)
     backward_args.dk = &t[COFI_AT_DK];
     backward_args.dv = &t[COFI_AT_DV];
     double *times = cofi_attention_run_times(work->run, work->rank), warm_up[2];
-    for (int i = -1; i < work->run->repeat; i++) {
+    for (int i = -1; i < work->run->head.repeat; i++) {
         double *seconds = i < 0 ? warm_up : times + 2 * i;
         COF_TRY(timed_call(work, &args, false, &seconds[0]));
         if (work->run->backward)
@@ -128,36 +126,31 @@ static cof_status take_results(struct rank_work *work)
     return COF_OK;
 }
 
-static cof_status run_rank(struct rank_work *work)
+static cof_status run_rank(void *arg, cof_world *world)
 {
+    struct rank_work *work = arg;
     struct cofi_attention_run *run = work->run;
+    work->world = world;
     COF_TRY(make_tensors(work));
     COF_TRY(make_saved(work));
-    cof_team *team = cof_world_team(work->world);
-    COF_TRY(cof_attention_plan_create(team, &run->params, NULL, &work->plan));
-    if (work->rank == 0)
-        snprintf(run->describe, sizeof run->describe, "%s", cof_plan_describe(work->plan));
+    COF_TRY(cof_attention_plan_create(cof_world_team(world), &run->params, NULL, &work->plan));
+    cofi_run_describe(&run->head, work->rank, work->plan);
     COF_TRY(run_calls(work));
     COF_TRY(take_results(work));
-    return run->measure_rate ? cofi_attention_measure_rate(run, work->world) : COF_OK;
+    return run->measure_rate ? cofi_attention_measure_rate(run, world) : COF_OK;
 }
 
-int cofi_attention_rank(struct cofi_attention_run *run, const cof_world_options *options, int rank)
+static void close_rank(void *arg)
+{
+    struct rank_work *work = arg;
+    cof_plan_destroy(work->plan);
+    for (int i = 0; i < COFI_AT_N; i++)
+        cofi_check_memory_close(&work->memory[i]);
+    free(work->saved);
+}
+
+int cofi_attention_rank(void *run, const cof_world_options *options, int rank)
 {
     struct rank_work work = {.run = run, .rank = rank};
-    const struct cofi_check_device *device = NULL;
-    cof_status status = cof_world_create(options, &work.world);
-    if (status == COF_OK && (device = cofi_check_device(work.world)))
-        status = device->open(work.world);
-    if (status == COF_OK)
-        status = run_rank(&work);
-    int code = cofi_run_exit(rank, status);
-    cof_plan_destroy(work.plan);
-    for (int i = 0; i < COFI_AT_N; i++)
-        cofi_check_memory_close(&work.memory[i]);
-    cof_world_destroy(work.world);
-    if (device)
-        device->close();
-    free(work.saved);
-    return code;
+    return cofi_run_rank(options, rank, run_rank, close_rank, &work);
 }

@@ -8,22 +8,23 @@
 
 void cofi_attention_row_take(struct cofi_attention_row *row, struct cofi_attention_run *run)
 {
-    *row = (struct cofi_attention_row){.n_ranks = run->n_ranks, .seconds = {INFINITY, INFINITY}};
-    for (int i = 0; i < run->repeat; i++) {
+    *row = (struct cofi_attention_row){.n_ranks = run->head.n_ranks,
+                                       .seconds = {INFINITY, INFINITY}};
+    for (int i = 0; i < run->head.repeat; i++) {
         for (int way = 0; way < 1 + run->backward; way++) {
             double slowest = 0;
-            for (int rank = 0; rank < run->n_ranks; rank++)
+            for (int rank = 0; rank < run->head.n_ranks; rank++)
                 slowest = fmax(slowest, cofi_attention_run_times(run, rank)[2 * i + way]);
             row->seconds[way] = fmin(row->seconds[way], slowest);
         }
     }
     for (int i = 0; i < COFI_AT_RATE_WINDOWS; i++) {
         double sum = 0;
-        for (int rank = 0; rank < run->n_ranks; rank++)
+        for (int rank = 0; rank < run->head.n_ranks; rank++)
             sum += run->rate[rank][i];
         row->tile_rate = fmax(row->tile_rate, sum);
     }
-    snprintf(row->describe, sizeof row->describe, "%s", run->describe);
+    snprintf(row->describe, sizeof row->describe, "%s", run->head.describe);
 }
 
 /* Keys to one side of their queries, at most so many each; -1: no limit. */
@@ -56,8 +57,8 @@ static void print_heading(const struct cofi_attention_run *run,
         printf(" window=%lld:%lld", (long long)p->window_left, (long long)p->window_right);
     printf(" scale=%.6g layout=%s engine=%s\n", cofi_attention_scale(p),
            p->layout == COF_LAYOUT_ZIGZAG ? "zigzag" : "contiguous",
-           run->engine == COF_ENGINE_CUDA     ? "cuda"
-           : run->engine == COF_ENGINE_THREAD ? "thread"
+           run->head.engine == COF_ENGINE_CUDA     ? "cuda"
+           : run->head.engine == COF_ENGINE_THREAD ? "thread"
                                               : "shm");
     if (n_rows == 1) /* several differ in the rank count alone */
         printf("plan %s\n", rows[0].describe);
@@ -84,7 +85,7 @@ static void print_row(const struct cofi_attention_options *options,
         for (int way = 0; way < 1 + run->backward; way++)
             print_rate(cofi_attention_flops(&run->params, way), row->seconds[way], row->tile_rate);
     }
-    for (int i = COFI_AT_O; i < COFI_AT_N && options->compare; i++)
+    for (int i = COFI_AT_O; i < COFI_AT_N && options->run.compare; i++)
         if (row->verdicts[i].has)
             printf("  %8.2e %4s", row->verdicts[i].rel_rmse,
                    row->verdicts[i].passed ? "ok" : "FAIL");
@@ -101,7 +102,7 @@ void cofi_attention_table_print(const struct cofi_attention_options *options,
         printf("  backward ms");
     if (options->time)
         printf("  tiles GFLOP/s   forward GFLOP/s%s", run->backward ? "  backward GFLOP/s" : "");
-    for (int i = COFI_AT_O; i < COFI_AT_N && options->compare; i++)
+    for (int i = COFI_AT_O; i < COFI_AT_N && options->run.compare; i++)
         if (rows[0].verdicts[i].has)
             printf("  %-4s rel-RMSE", cofi_attention_tensor_names[i]);
     printf("\n");

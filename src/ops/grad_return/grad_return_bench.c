@@ -1,22 +1,19 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* `cofuse bench grad_return`: whole calls; by section, the P runs of one. On CPUs one call, by the
- * host's clock; on CUDA devices `count` of them over buffers by turns, eager or as one graph, by
- * the device's events. */
+/* `cofuse bench grad_return`: whole calls; by section, the P runs of one. */
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/clock.h"
 #include "core/error.h"
 #include "core/tensor.h"
 #include "ops/bench.h"
+#include "ops/bench_calls.h"
 #include "ops/check_memory.h"
 #include "ops/grad_return/grad_return.h"
 #include "ops/grad_return/grad_return_cases.h"
 #include "symm/memory.h"
+#include "tools/option_table.h"
 
-/* Values to fill partials from; prime, so that rows do not repeat each other. */
-enum { N_VALUES = 65521 };
 enum { MAX_BENCH_DIM = 4096, MAX_COUNT = 1000, MIN_SLOTS = 2 };
 #define CACHED_BYTES ((size_t)1 << 28) /* buffers rotate over so much: past the L2 of any device */
 #define MAX_ELEMENTS (INT64_C(1) << 40) /* before head dims */
@@ -28,142 +25,65 @@ struct buffers {
 
 struct bench_case {
     struct cofi_gr_case gr;
+    cof_dtype partial, wire; /* as named */
+    int64_t max_ctas;
     int64_t count; /* on devices: calls that are timed as one */
-    bool is_of_devices; /* how they are timed is told */
-    int is_graph;
+    int how;       /* 1: a graph; -1: not told, as in cases for the CPU */
 };
 
 struct grad_return_bench {
     struct cofi_job job;
     struct cofi_gr_case c;
-    int64_t count;
-    bool is_graph;
-    const struct cofi_check_device *device; /* NULL: the CPU */
+    struct cofi_bench_calls calls;
     cof_layout layout;
-    int n_sections, n_sets;
+    int n_sections;
     struct buffers *sets;
-    cof_stream stream;
-    cof_plan *plan; /* the last one made */
-    void *graph, *timer;
-    cof_plan *graph_plan;
 };
 
 /* ---- The case ---- */
 
-static cof_status read_sizes(struct bench_case *b, const char *key, const char *value, bool *known)
-{
-    cof_grad_return_params *p = &b->gr.params;
-    const struct {
-        const char *key;
-        int64_t *value;
-    } sizes[] = {{"B", &p->n_batch},
-                 {"S", &p->n_rows},
-                 {"Hkv", &p->n_heads},
-                 {"Dk", &p->head_dim_k},
-                 {"Dv", &p->head_dim_v},
-                 {"count", &b->count}};
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
-        if (!strcmp(key, sizes[i].key)) {
-            *known = true;
-            return cofi_bench_int(key, value, 1, sizes[i].value);
-        }
-    return COF_OK;
-}
+#define AT(member) offsetof(struct bench_case, member)
+#define PARAM(member) offsetof(struct bench_case, gr.params.member)
 
-struct reading {
-    struct bench_case *b;
-    struct cofi_gr_case *c;
-    cof_dtype partial, wire; /* as named */
-};
-
-static cof_status read_choice(struct reading *r, const char *key, const char *value, bool *known)
-{
-    enum { LAYOUT, CHUNKING, TRANSFER, BY, WRITERS, HOW, N_CHOICES };
-    static const struct {
-        const char *key, *choices;
-    } words[N_CHOICES] = {{"layout", "zigzag|contiguous"},
-                          {"chunking", "balanced|padded"},
-                          {"transfer", "push|pull"},
-                          {"by", "whole|section"},
-                          {"writers", "all|causal"},
-                          {"how", "eager|graph"}};
-    cof_grad_return_params *p = &r->c->params;
-    int which = 0, idx = 0;
-    while (which < N_CHOICES && strcmp(words[which].key, key))
-        which++;
-    if (which == N_CHOICES)
-        return COF_OK;
-    *known = true;
-    COF_TRY(cofi_bench_choice(key, value, words[which].choices, &idx));
-    switch (which) {
-    case LAYOUT: p->layout = (cof_layout_kind)idx; break;
-    case CHUNKING: p->chunking = (cof_chunking)idx; break;
-    case TRANSFER: p->transfer = (cof_grad_return_transfer)idx; break;
-    case BY: p->by_section = idx; break;
-    case WRITERS: r->c->writers = (cof_writers)idx; break;
-    case HOW:
-        r->b->is_graph = idx;
-        r->b->is_of_devices = true;
-        break;
-    }
-    return COF_OK;
-}
-
-static cof_status read_ctas(const char *value, int *max_ctas)
-{
-    int64_t n = 0;
-    if (!strcmp(value, "0"))
-        return COF_OK;
-    COF_TRY(cofi_bench_int("max_ctas", value, 1, &n));
-    COF_FAIL_IF(n > INT32_MAX, COF_ERR_INVALID, "max_ctas = %s: wanted at most %d", value,
-                INT32_MAX);
-    *max_ctas = (int)n;
-    return COF_OK;
-}
-
-static cof_status read_word(void *arg, const char *key, const char *value)
-{
-    struct reading *r = arg;
-    bool known = false;
-    if (!strcmp(key, "dtype"))
-        return cofi_bench_dtype(key, value, &r->c->params.dtype);
-    if (!strcmp(key, "partial") || !strcmp(key, "wire"))
-        return cofi_bench_dtype_or_f32(key, value, *key == 'p' ? &r->partial : &r->wire);
-    if (!strcmp(key, "max_ctas"))
-        return read_ctas(value, &r->c->params.max_ctas);
+static const struct cofi_option words[] = {
+    COFI_WORD_INT("B", PARAM(n_batch), 1, 0x1p40),
+    COFI_WORD_INT("S", PARAM(n_rows), 1, 0x1p40),
+    COFI_WORD_INT("Hkv", PARAM(n_heads), 1, 0x1p40),
+    COFI_WORD_INT("Dk", PARAM(head_dim_k), 1, MAX_BENCH_DIM),
+    COFI_WORD_INT("Dv", PARAM(head_dim_v), 1, MAX_BENCH_DIM),
+    COFI_WORD_DTYPE("dtype", PARAM(dtype)),
+    COFI_WORD_DTYPE_OR("partial", AT(partial)),
+    COFI_WORD_DTYPE_OR("wire", AT(wire)),
+    COFI_WORD_CHOICE("layout", PARAM(layout), "zigzag|contiguous"),
+    COFI_WORD_CHOICE("chunking", PARAM(chunking), "balanced|padded"),
+    COFI_WORD_CHOICE("transfer", PARAM(transfer), "push|pull"),
+    COFI_WORD_CHOICE("by", PARAM(by_section), "whole|section"),
+    COFI_WORD_CHOICE("writers", AT(gr.writers), "all|causal"),
+    COFI_WORD_INT("max_ctas", AT(max_ctas), 0, INT32_MAX),
+    COFI_WORD_CHOICE("how", AT(how), "eager|graph"),
+    COFI_WORD_INT("count", AT(count), 1, MAX_COUNT),
     /* A describe line says what the plan made of its params. */
-    if (!strcmp(key, "lanes") || !strcmp(key, "pieces"))
-        return COF_OK;
-    COF_TRY(read_sizes(r->b, key, value, &known));
-    if (!known)
-        COF_TRY(read_choice(r, key, value, &known));
-    COF_FAIL_IF(!known, COF_ERR_INVALID,
-                "word \"%s=%s\": wanted one of B, S, Hkv, Dk, Dv, dtype, partial, wire, layout, "
-                "chunking, transfer, by, writers, max_ctas, how, count", key, value);
-    return COF_OK;
-}
+    COFI_WORD_LEFT("lanes", NULL),
+    COFI_WORD_LEFT("pieces", NULL),
+    {0}};
 
 static cof_status read_case(const char *line, struct bench_case *b)
 {
-    *b = (struct bench_case){.gr.params = COF_GRAD_RETURN_PARAMS_INIT, .count = 20};
-    struct cofi_gr_case *c = &b->gr;
-    struct reading r = {.b = b, .c = c};
-    cof_grad_return_params *p = &c->params;
+    *b = (struct bench_case){.gr.params = COF_GRAD_RETURN_PARAMS_INIT, .count = 20, .how = -1};
+    cof_grad_return_params *p = &b->gr.params;
     p->dtype = COF_BF16;
     p->n_batch = 1;
-    COF_TRY(cofi_bench_words(line, read_word, &r));
+    COF_TRY(cofi_option_read_line(line, words, b));
+    p->max_ctas = (int)b->max_ctas;
     COF_FAIL_IF(!p->n_rows || !p->n_heads || !p->head_dim_k, COF_ERR_INVALID,
                 "%s is missing: wanted S, Hkv and Dk",
                 !p->n_rows ? "S" : !p->n_heads ? "Hkv" : "Dk");
-    COF_TRY(cofi_bench_is_f32("partial", r.partial, p->dtype, &p->partial_f32));
-    COF_TRY(cofi_bench_is_f32("wire", r.wire, p->dtype, &p->wire_f32));
+    COF_TRY(cofi_bench_is_f32("partial", b->partial, p->dtype, &p->partial_f32));
+    COF_TRY(cofi_bench_is_f32("wire", b->wire, p->dtype, &p->wire_f32));
     p->head_dim_v = p->head_dim_v ? p->head_dim_v : p->head_dim_k;
     __int128 elements = (__int128)p->n_batch * p->n_rows * p->n_heads;
-    COF_FAIL_IF(elements > MAX_ELEMENTS || p->head_dim_k > MAX_BENCH_DIM ||
-                    p->head_dim_v > MAX_BENCH_DIM,
-                COF_ERR_INVALID, "B * S * Hkv or a head dim is past the address space");
-    COF_FAIL_IF(b->count > MAX_COUNT, COF_ERR_INVALID, "count = %lld: wanted at most %d",
-                (long long)b->count, MAX_COUNT);
+    COF_FAIL_IF(elements > MAX_ELEMENTS, COF_ERR_INVALID,
+                "B * S * Hkv is past the address space");
     return COF_OK;
 }
 
@@ -223,80 +143,40 @@ static cof_status size_case(const char *line, int n_ranks, struct cofi_bench_siz
         .set_bytes = (in + out) * both,
         .wire_bytes = {(double)sent_rows(c, &layout) * (double)both *
                        (double)(c->params.wire_f32 ? sizeof(float) : element)},
-        .n_flows = b.is_of_devices ? n_ranks : 0, /* on the CPU all of them share the memory */
+        .n_flows = b.how >= 0 ? n_ranks : 0, /* on the CPU all of them share the memory */
     };
     return COF_OK;
 }
 
 /* ---- A rank ---- */
 
-static cof_status open_memory(struct grad_return_bench *b, size_t bytes, char **data_out)
+static cof_status make_set(struct grad_return_bench *b, const struct cofi_bench_values *values,
+                           int set)
 {
-    void *data = NULL;
-    if (b->device)
-        COF_TRY(b->device->memory_open(b->job.world, bytes + 64, &data));
-    else
-        data = aligned_alloc(64, bytes / 64 * 64 + 64);
-    COF_FAIL_IF(!data, COF_ERR_NOMEM, "no memory for %zu bytes", bytes);
-    *data_out = data;
-    return COF_OK;
-}
-
-static cof_status fill(struct grad_return_bench *b, const char *values, uint64_t tensor, char *to,
-                       size_t bytes)
-{
-    size_t element = partial_bytes(&b->c), table = N_VALUES * element;
-    size_t at = cofi_check_random(2, (uint64_t)b->job.rank, tensor) % N_VALUES * element;
-    char *host = b->device ? malloc(bytes + 1) : to;
-    COF_FAIL_IF(!host, COF_ERR_NOMEM, "no memory for %zu bytes", bytes);
-    for (size_t done = 0; done < bytes; at = 0) {
-        size_t left = bytes - done, n = table - at < left ? table - at : left;
-        memcpy(host + done, values + at, n);
-        done += n;
-    }
-    cof_status status = COF_OK;
-    if (b->device) {
-        status = b->device->copy(b->job.world, to, host, bytes);
-        free(host);
-    }
-    return status;
-}
-
-static cof_status make_set(struct grad_return_bench *b, const char *values, int set)
-{
+    cof_world *world = b->job.world;
     struct buffers *s = &b->sets[set];
     int64_t local = cof_layout_local_rows(&b->layout, b->job.rank);
     for (int is_v = 0; is_v < 2; is_v++) {
         size_t row = row_elements(&b->c, is_v);
         size_t in = (size_t)partial_rows(&b->c, &b->layout) * row * partial_bytes(&b->c);
         size_t out = (size_t)local * row * (size_t)cofi_dtype_bytes(b->c.params.dtype);
-        COF_TRY(open_memory(b, in, &s->in[is_v]));
-        COF_TRY(open_memory(b, out, &s->out[is_v]));
-        COF_TRY(fill(b, values, (uint64_t)(2 * set + is_v), s->in[is_v], in));
+        COF_TRY(cofi_bench_memory_open(world, in, &s->in[is_v]));
+        COF_TRY(cofi_bench_memory_open(world, out, &s->out[is_v]));
+        COF_TRY(cofi_bench_values_fill(values, world, (uint64_t)b->job.rank,
+                                       (uint64_t)(2 * set + is_v), s->in[is_v], in));
     }
     return COF_OK;
 }
 
 static cof_status make_sets(struct grad_return_bench *b)
 {
-    cof_dtype type = b->c.params.partial_f32 ? COF_F32 : b->c.params.dtype;
-    char *values = malloc(N_VALUES * partial_bytes(&b->c));
-    COF_FAIL_IF(!values, COF_ERR_NOMEM, "no memory for values of partials");
-    for (int64_t i = 0; i < N_VALUES; i++)
-        cofi_check_store(values, type, i, cofi_check_normal(1, 0, (uint64_t)i));
+    struct cofi_bench_values values;
+    COF_TRY(cofi_bench_values_make(b->c.params.partial_f32 ? COF_F32 : b->c.params.dtype, &values));
     cof_status status = COF_OK;
-    for (int s = 0; s < b->n_sets && status == COF_OK; s++)
-        status = make_set(b, values, s);
-    free(values);
+    for (int s = 0; s < b->calls.n_sets && status == COF_OK; s++)
+        status = make_set(b, &values, s);
+    cofi_bench_values_free(&values);
     return status;
-}
-
-static void close_memory(struct grad_return_bench *b, char *data)
-{
-    if (b->device)
-        b->device->memory_close(b->job.world, data);
-    else
-        free(data);
 }
 
 static void destroy(void *bench)
@@ -304,15 +184,11 @@ static void destroy(void *bench)
     struct grad_return_bench *b = bench;
     if (!b)
         return;
-    if (b->device) {
-        b->device->release(b->job.world, b->graph);
-        b->device->timer_close(b->job.world, b->timer);
-        cof_stream_destroy(b->stream);
-    }
-    for (int s = 0; b->sets && s < b->n_sets; s++)
+    cofi_bench_calls_close(&b->calls);
+    for (int s = 0; b->sets && s < b->calls.n_sets; s++)
         for (int is_v = 0; is_v < 2; is_v++) {
-            close_memory(b, b->sets[s].in[is_v]);
-            close_memory(b, b->sets[s].out[is_v]);
+            cofi_bench_memory_close(b->job.world, b->sets[s].in[is_v]);
+            cofi_bench_memory_close(b->job.world, b->sets[s].out[is_v]);
         }
     free(b->sets);
     free(b);
@@ -322,59 +198,36 @@ static void destroy(void *bench)
 static cof_status check_case(const struct grad_return_bench *b, size_t tensor_bytes)
 {
     cof_workspace_sizes sizes = COF_WORKSPACE_SIZES_INIT;
-    COF_FAIL_IF(b->is_graph && !b->device, COF_ERR_UNSUPPORTED,
+    const bool is_cpu = !cofi_check_device(b->job.world);
+    COF_FAIL_IF(b->calls.is_graph && is_cpu, COF_ERR_UNSUPPORTED,
                 "how = graph: wanted eager on the CPU");
     COF_TRY(cof_grad_return_workspace(b->job.team, &b->c.params, &sizes));
-    return b->device ? COF_OK : cofi_memory_check(tensor_bytes + sizes.local + sizes.symmetric);
+    return is_cpu ? cofi_memory_check(tensor_bytes + sizes.local + sizes.symmetric) : COF_OK;
 }
 
 static int count_sets(const struct grad_return_bench *b, size_t set_bytes, int n_sets)
 {
-    if (!b->device)
+    if (!cofi_check_device(b->job.world))
         return n_sets;
     int64_t n = (int64_t)(CACHED_BYTES / (set_bytes + 1)) + MIN_SLOTS;
-    return (int)(n > b->count ? b->count : n);
+    return (int)(n > b->calls.count ? b->calls.count : n);
 }
 
 static cof_status open_bench(struct grad_return_bench *b, size_t rank_bytes, int n_sets)
 {
-    b->n_sets = count_sets(b, rank_bytes, n_sets);
-    COF_TRY(check_case(b, rank_bytes * (size_t)b->n_sets));
-    b->sets = calloc((size_t)b->n_sets, sizeof *b->sets);
+    b->calls.n_sets = count_sets(b, rank_bytes, n_sets);
+    COF_TRY(check_case(b, rank_bytes * (size_t)b->calls.n_sets));
+    b->sets = calloc((size_t)b->calls.n_sets, sizeof *b->sets);
     COF_FAIL_IF(!b->sets, COF_ERR_NOMEM, "bench: no memory");
     COF_TRY(make_sets(b));
-    if (!b->device)
-        return COF_OK;
-    COF_TRY(b->device->timer_open(b->job.world, &b->timer));
-    return cof_stream_create(b->job.world, 0, &b->stream);
-}
-
-static cof_status create(struct cofi_job *job, const char *line, int n_sets, void **bench_out)
-{
-    struct cofi_bench_size size;
-    struct bench_case c;
-    COF_TRY(read_case(line, &c));
-    COF_TRY(size_case(line, job->n_ranks, &size));
-    struct grad_return_bench *b = calloc(1, sizeof *b);
-    COF_FAIL_IF(!b, COF_ERR_NOMEM, "bench: no memory");
-    *b = (struct grad_return_bench){
-        .job = *job, .c = c.gr, .count = c.count, .is_graph = c.is_graph,
-        .device = cofi_check_device(job->world), .layout = layout_of(&c.gr, job->n_ranks),
-        .n_sections = c.gr.params.by_section ? job->n_ranks : 1};
-    cof_status status = open_bench(b, size.set_bytes / (size_t)job->n_ranks, n_sets);
-    if (status == COF_OK)
-        *bench_out = b;
-    else
-        destroy(b);
-    return status;
+    return cofi_bench_calls_open(&b->calls);
 }
 
 static cof_status make_plan(void *bench, cof_plan **plan_out)
 {
     struct grad_return_bench *b = bench;
     cof_status status = cof_grad_return_plan_create(b->job.team, &b->c.params, NULL, plan_out);
-    b->plan = status == COF_OK ? *plan_out : NULL;
-    b->graph_plan = NULL;
+    cofi_bench_calls_take(&b->calls, status == COF_OK ? *plan_out : NULL);
     return status;
 }
 
@@ -421,51 +274,31 @@ static cof_status run(void *bench, cof_plan *plan, int direction, int set, cof_s
     return COF_OK;
 }
 
-static cof_status enqueue_calls(void *arg, cof_stream stream)
+static cof_status create(struct cofi_job *job, const char *line, int n_sets, void **bench_out)
 {
-    struct grad_return_bench *b = arg;
-    for (int64_t i = 0; i < b->count; i++)
-        COF_TRY(run(b, b->plan, 0, (int)(i % b->n_sets), stream));
-    return COF_OK;
-}
-
-static cof_status replay_calls(void *arg, cof_stream stream)
-{
-    struct grad_return_bench *b = arg;
-    return b->device->replay(b->job.world, b->graph, stream);
-}
-
-static cof_status capture(struct grad_return_bench *b)
-{
-    const struct cofi_check_work calls = {enqueue_calls, b};
-    b->device->release(b->job.world, b->graph);
-    b->graph = NULL;
-    COF_TRY(b->device->capture(b->job.world, &calls, b->stream, &b->graph));
-    b->graph_plan = b->plan;
-    return cof_team_barrier(b->job.team);
-}
-
-/* The ranks meet in calls before, which keep the device busy until the timed ones are enqueued. */
-static cof_status time_on_device(struct grad_return_bench *b, double *seconds)
-{
-    const struct cofi_check_work work = {b->is_graph ? replay_calls : enqueue_calls, b};
-    if (b->is_graph && b->graph_plan != b->plan)
-        COF_TRY(capture(b));
-    COF_TRY(work.fn(b, b->stream));
-    COF_TRY(b->device->time(b->job.world, b->timer, &work, b->stream, seconds));
-    *seconds /= (double)b->count;
-    return cof_team_query(b->job.team);
+    struct cofi_bench_size size;
+    struct bench_case c;
+    COF_TRY(read_case(line, &c));
+    COF_TRY(size_case(line, job->n_ranks, &size));
+    struct grad_return_bench *b = calloc(1, sizeof *b);
+    COF_FAIL_IF(!b, COF_ERR_NOMEM, "bench: no memory");
+    *b = (struct grad_return_bench){
+        .job = *job, .c = c.gr, .layout = layout_of(&c.gr, job->n_ranks),
+        .calls = {.job = &b->job, .bench = b, .run = run, .count = c.count,
+                  .is_graph = c.how == 1},
+        .n_sections = c.gr.params.by_section ? job->n_ranks : 1};
+    cof_status status = open_bench(b, size.set_bytes / (size_t)job->n_ranks, n_sets);
+    if (status == COF_OK)
+        *bench_out = b;
+    else
+        destroy(b);
+    return status;
 }
 
 static cof_status time_call(void *bench, int direction, int set, double *seconds)
 {
     struct grad_return_bench *b = bench;
-    if (b->device)
-        return time_on_device(b, seconds);
-    int64_t begin = cofi_now();
-    COF_TRY(run(b, b->plan, direction, set, COF_STREAM_NOW));
-    *seconds = (double)(cofi_now() - begin) * 1e-9;
-    return COF_OK;
+    return cofi_bench_calls_time(&b->calls, direction, set, seconds);
 }
 
 const struct cofi_op_bench cofi_grad_return_bench = {

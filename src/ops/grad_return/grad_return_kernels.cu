@@ -81,75 +81,39 @@ COFK_INLINE float *cofk_acc(const struct cofi_gr_kernel &k, const struct cofi_gr
 
 /* ---- grains of eight ------------------------------------------------------------------------ */
 
-template <class Elem> struct cofk_grain {
-    static const int n_words = 8 / Elem::per_word, bytes = 4 * n_words;
-    uint32_t word[n_words];
+template <class Elem> COFK_INLINE struct cofk_vector<Elem> cofk_load_eight(const char *from)
+{
+    return cofk_load_vector<Elem>(from, 0, COFK_VECTOR, true);
+}
 
-    __device__ __forceinline__ void load(const char *from)
-    {
-#pragma unroll
-        for (int i = 0; i < n_words; i += 4)
-            *(uint4 *)&word[i] = *(const uint4 *)(from + 4 * i);
-    }
+template <class Elem>
+COFK_INLINE void cofk_store_eight(char *to, const struct cofk_vector<Elem> &grain)
+{
+    cofk_store_vector(to, 0, COFK_VECTOR, true, grain);
+}
 
-    __device__ __forceinline__ void store(char *to) const
-    {
-#pragma unroll
-        for (int i = 0; i < n_words; i += 4)
-            *(uint4 *)(to + 4 * i) = *(const uint4 *)&word[i];
-    }
-
-    __device__ __forceinline__ void clear()
-    {
-#pragma unroll
-        for (int i = 0; i < n_words; i++)
-            word[i] = 0;
-    }
-
-    __device__ __forceinline__ void unpack(float to[8]) const
-    {
-#pragma unroll
-        for (int i = 0; i < n_words; i++)
-            Elem::unpack(word[i], to + i * Elem::per_word);
-    }
-
-    __device__ __forceinline__ void pack(const float from[8])
-    {
-#pragma unroll
-        for (int i = 0; i < n_words; i++)
-            word[i] = Elem::pack(from + i * Elem::per_word);
-    }
-};
-
-template <class Elem> COFK_INLINE void cofk_add(float sum[8], const struct cofk_grain<Elem> &grain)
+template <class Elem>
+COFK_INLINE void cofk_add(float sum[8], const struct cofk_vector<Elem> &grain)
 {
     float x[8];
-    grain.unpack(x);
+    cofk_unpack(grain, x);
 #pragma unroll
     for (int i = 0; i < 8; i++)
         sum[i] = __fadd_rn(sum[i], x[i]);
 }
 
-template <class To, class From>
-COFK_INLINE struct cofk_grain<To> cofk_convert(const struct cofk_grain<From> &from)
-{
-    struct cofk_grain<To> to;
-    float x[8];
-    from.unpack(x);
-    to.pack(x);
-    return to;
-}
-
 template <class Elem>
-COFK_INLINE void cofk_send(char *to, const struct cofk_grain<Elem> &grain, const Elem &)
+COFK_INLINE void cofk_send(char *to, const struct cofk_vector<Elem> &grain, const Elem &)
 {
-    grain.store(to);
+    cofk_store_eight(to, grain);
 }
 
 template <class Wire, class Elem>
-COFK_INLINE void cofk_send(char *to, const struct cofk_grain<Elem> &grain, const Wire &)
+COFK_INLINE void cofk_send(char *to, const struct cofk_vector<Elem> &grain, const Wire &)
 {
-    cofk_convert<Wire>(grain).store(to);
+    float x[8];
+    cofk_unpack(grain, x);
+    cofk_store_eight(to, cofk_pack<Wire>(x));
 }
 
 /* ---- both halves of a turn ------------------------------------------------------------------ */
@@ -158,40 +122,35 @@ template <class Partial, class Wire, class Out> struct cofk_fast {
     static const int unroll = Partial::per_word == 2 && Wire::per_word == 2 ? 4 : 2;
     const struct cofi_gr_kernel &k;
 
-    __device__ __forceinline__ const char *partial_at(const struct cofi_gr_at &at,
-                                                      int64_t row) const
+    COFK_METHOD const char *partial_at(const struct cofi_gr_at &at, int64_t row) const
     {
         return k.partial.data[at.is_v] +
                cofk_eight(k, k.partial, at, row) * (4 / Partial::per_word);
     }
 
     /* Padding between two halves travels as zeros. */
-    __device__ __forceinline__ char *load_push(const struct cofi_gr_step &step, uint32_t g,
-                                               struct cofk_grain<Partial> *x) const
+    COFK_METHOD char *load_push(const struct cofi_gr_step &step, uint32_t g,
+                                struct cofk_vector<Partial> *x) const
     {
         const struct cofi_gr_at at = cofk_find(k, step.rows.n_rows, g);
         if (at.row < step.push_begin || at.row >= step.push_end)
             return nullptr;
         const int64_t row = cofi_gr_source(&step.rows, at.row);
         if (row < 0)
-            x->clear();
+            *x = cofk_vector<Partial>();
         else
-            x->load(partial_at(at, row));
-        return step.to[at.is_v] + (uint64_t)at.in_slot * cofk_grain<Wire>::bytes;
+            *x = cofk_load_eight<Partial>(partial_at(at, row));
+        return step.to[at.is_v] + (uint64_t)at.in_slot * sizeof(cofk_vector<Wire>);
     }
 
     /* `to`: of the output, or of the sums that later steps go on with. */
-    __device__ __forceinline__ void finish_sum(bool has_acc, bool is_last, uint32_t flags, char *to,
-                                               const struct cofk_grain<Wire> &slot,
-                                               const struct cofk_grain<Partial> &own,
-                                               const char *acc) const
+    COFK_METHOD void finish_sum(bool has_acc, bool is_last, uint32_t flags, char *to,
+                                const struct cofk_vector<Wire> &slot,
+                                const struct cofk_vector<Partial> &own, const char *acc) const
     {
         float x[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-        if (has_acc) {
-            struct cofk_grain<cofk_f32> before;
-            before.load(acc);
-            before.unpack(x);
-        }
+        if (has_acc)
+            cofk_unpack(cofk_load_eight<cofk_f32>(acc), x);
         if (flags & COFK_SLOT)
             cofk_add(x, slot);
         if (flags & COFK_OWN)
@@ -202,31 +161,26 @@ template <class Partial, class Wire, class Out> struct cofk_fast {
                 *(float4 *)(to + 4 * i) = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
             return;
         }
-        struct cofk_grain<Out> out;
-        out.pack(x);
-        if (flags & COFK_PADDING)
-            out.clear();
-        out.store(to);
+        cofk_store_eight(to, flags & COFK_PADDING ? cofk_vector<Out>() : cofk_pack<Out>(x));
     }
 
-    __device__ __forceinline__ char *target(const struct cofi_gr_at &at, bool is_last) const
+    COFK_METHOD char *target(const struct cofi_gr_at &at, bool is_last) const
     {
         return is_last ? k.out.data[at.is_v] +
                              cofk_eight(k, k.out, at, at.row) * (4 / Out::per_word)
                        : (char *)cofk_acc(k, at);
     }
 
-    __device__ __forceinline__ void turn(struct cofd_gr_item push_item, uint32_t push,
-                                         uint32_t push_end, struct cofd_gr_item sum_item,
-                                         uint32_t sum_at, uint32_t sum_end) const
+    COFK_METHOD void turn(struct cofd_gr_item push_item, uint32_t push, uint32_t push_end,
+                          struct cofd_gr_item sum_item, uint32_t sum_at, uint32_t sum_end) const
     {
         const struct cofi_gr_step &out_step = k.step[push_item.step > 0 ? push_item.step - 1 : 0];
         const int in = sum_item.step;
         const struct cofi_gr_step &in_step =
             k.step[in > 0 && in <= COFI_GR_CUDA_STEPS ? in - 1 : 0];
         const bool is_last = cofk_is_last(k, sum_item), has_acc = in > 1;
-        struct cofk_grain<Partial> x[unroll], own[unroll];
-        struct cofk_grain<Wire> slot[unroll];
+        struct cofk_vector<Partial> x[unroll], own[unroll];
+        struct cofk_vector<Wire> slot[unroll];
         char *to[unroll], *sum_to[unroll];
         uint32_t flags[unroll];
 #pragma unroll
@@ -245,10 +199,11 @@ template <class Partial, class Wire, class Out> struct cofk_fast {
             flags[u] = sum.flags;
             sum_to[u] = target(sum.at, is_last);
             if (sum.flags & COFK_SLOT)
-                slot[u].load(in_step.from[sum.at.is_v] +
-                             (uint64_t)sum.at.in_slot * cofk_grain<Wire>::bytes);
+                slot[u] = cofk_load_eight<Wire>(in_step.from[sum.at.is_v] +
+                                                (uint64_t)sum.at.in_slot *
+                                                    sizeof(cofk_vector<Wire>));
             if (sum.flags & COFK_OWN)
-                own[u].load(partial_at(sum.at, sum.own_row));
+                own[u] = cofk_load_eight<Partial>(partial_at(sum.at, sum.own_row));
         }
 #pragma unroll
         for (int u = 0; u < unroll; u++)
@@ -296,7 +251,7 @@ struct cofk_any {
     static const int unroll = 1;
     const struct cofi_gr_kernel &k;
 
-    __device__ __forceinline__ void push_grain(const struct cofi_gr_step &step, uint32_t g) const
+    COFK_METHOD void push_grain(const struct cofi_gr_step &step, uint32_t g) const
     {
         const struct cofi_gr_at at = cofi_gr_find(k.shape, step.rows.n_rows, g);
         if (at.row < step.push_begin || at.row >= step.push_end)
@@ -310,8 +265,8 @@ struct cofk_any {
         }
     }
 
-    __device__ __forceinline__ void sum_grain(const struct cofi_gr_step &step, bool has_acc,
-                                              bool is_last, const struct cofk_sum &sum) const
+    COFK_METHOD void sum_grain(const struct cofi_gr_step &step, bool has_acc, bool is_last,
+                               const struct cofk_sum &sum) const
     {
         const int v = sum.at.is_v;
         const bool has_own = sum.flags & COFK_OWN;
@@ -332,9 +287,8 @@ struct cofk_any {
         }
     }
 
-    __device__ __forceinline__ void turn(struct cofd_gr_item push_item, uint32_t push,
-                                         uint32_t push_end, struct cofd_gr_item sum_item,
-                                         uint32_t sum_at, uint32_t sum_end) const
+    COFK_METHOD void turn(struct cofd_gr_item push_item, uint32_t push, uint32_t push_end,
+                          struct cofd_gr_item sum_item, uint32_t sum_at, uint32_t sum_end) const
     {
         const int in = sum_item.step;
         if (push < push_end)
@@ -360,7 +314,7 @@ COFK_INLINE uint32_t cofk_grains(const struct cofi_gr_kernel &k, int32_t n_rows)
 template <class Turns> struct cofk_mover {
     const struct cofi_gr_kernel &k;
 
-    __device__ __forceinline__ void move(struct cofd_gr_item push, struct cofd_gr_item sum) const
+    COFK_METHOD void move(struct cofd_gr_item push, struct cofd_gr_item sum) const
     {
         const Turns turns = {k};
         const uint32_t step = COFI_GR_THREADS * Turns::unroll;

@@ -122,14 +122,27 @@ COFD_FN uint32_t cofd_gr_parts(const struct cofd_gr_call *c)
     return c->parts & (cofd_block() < c->cut.n_lanes ? COFD_GR_OF_STORING : COFD_GR_OF_SUMMING);
 }
 
-/* One thread. `last`: epoch of the plan's call before, 0: none. */
-COFD_FN bool cofd_gr_wait_free(const struct cofd_gr_call *c, const struct cofd_grid *g,
-                               uint32_t lane, struct cofd_gr_item push, uint32_t last)
+/* Epoch of the ack that a store has to wait for, 0: none. `last`: of the plan's call before, 0:
+ * none. */
+COFD_FN uint32_t cofd_gr_wanted_ack(const struct cofd_gr_call *c, const struct cofd_grid *g,
+                                    struct cofd_gr_item push, uint32_t last)
 {
     const bool is_early = (cofd_gr_parts(c) & COFD_GR_PULL) || push.step <= 2;
-    const uint32_t want = is_early ? last : g->epoch;
-    if (!(cofd_gr_parts(c) & COFD_GR_WAIT_FREE) || push.step == 0 || push.piece != 0 || want == 0)
-        return true;
+    if (!(cofd_gr_parts(c) & COFD_GR_WAIT_FREE) || push.step == 0 || push.piece != 0)
+        return 0;
+    return is_early ? last : g->epoch;
+}
+
+/* Whether a sum has to wait for its piece: the last step has no writer. */
+COFD_FN bool cofd_gr_wants_piece(const struct cofd_gr_call *c, struct cofd_gr_item sum)
+{
+    return (cofd_gr_parts(c) & COFD_GR_WAIT_READY) && sum.step != 0 && sum.step < c->grid.n_ranks;
+}
+
+/* One thread. */
+COFD_FN bool cofd_gr_wait_free(const struct cofd_gr_call *c, const struct cofd_grid *g,
+                               uint32_t lane, struct cofd_gr_item push, uint32_t want)
+{
     const int owner = cofd_gr_owner(c, push.step);
     return cofd_gr_wait(g, owner, COFI_ACK, cofd_gr_ack(c, c->grid.rank, lane, owner), want,
                         &c->is_free);
@@ -138,8 +151,6 @@ COFD_FN bool cofd_gr_wait_free(const struct cofd_gr_call *c, const struct cofd_g
 COFD_FN bool cofd_gr_wait_ready(const struct cofd_gr_call *c, const struct cofd_grid *g,
                                 uint32_t lane, struct cofd_gr_item sum)
 {
-    if (!(cofd_gr_parts(c) & COFD_GR_WAIT_READY) || sum.step == 0 || sum.step >= c->grid.n_ranks)
-        return true;
     const int writer = cofd_gr_writer(c, sum.step);
     return cofd_gr_wait(g, writer, COFI_READY,
                         cofd_gr_ready(c, c->grid.rank, lane, sum.piece, writer), g->epoch,
@@ -152,15 +163,6 @@ COFD_FN int32_t cofd_gr_freed_for(const struct cofd_gr_call *c, int32_t step)
     if (cofd_gr_parts(c) & COFD_GR_PULL)
         return step;
     return step + 2 <= c->grid.n_ranks - 1 ? step + 2 : (step - 1) % 2 + 1;
-}
-
-/* Whether one thread of the block may have something to wait for. */
-COFD_FN bool cofd_gr_waits(const struct cofd_gr_call *c, struct cofd_gr_item push,
-                           struct cofd_gr_item sum)
-{
-    const uint32_t parts = cofd_gr_parts(c);
-    return ((parts & COFD_GR_WAIT_FREE) && push.step != 0 && push.piece == 0) ||
-           ((parts & COFD_GR_WAIT_READY) && sum.step != 0);
 }
 
 /* One thread, after a barrier of the block. */
@@ -190,12 +192,13 @@ COFD_FN bool cofd_gr_run_lane(const struct cofd_gr_call *c, const struct cofd_gr
     for (int64_t n = n_pushes > 0 ? -1 : 0; n < end; n++) {
         const struct cofd_gr_item push = cofd_gr_item(c, c->first_push, n + 1, n_pushes);
         const struct cofd_gr_item sum = cofd_gr_item(c, c->first_sum, n, n_sums);
-        /* Else the others go on beside the thread that signals. */
-        if (cofd_gr_waits(c, push, sum)) {
+        const uint32_t ack = cofd_gr_wanted_ack(c, g, push, last);
+        const bool wants_piece = cofd_gr_wants_piece(c, sum);
+        if (ack || wants_piece) { /* else the others go on beside the thread that signals */
             bool ok = true;
             if (cofd_thread() == 0)
-                ok = cofd_gr_wait_free(c, g, lane, push, last) &&
-                     cofd_gr_wait_ready(c, g, lane, sum);
+                ok = (!ack || cofd_gr_wait_free(c, g, lane, push, ack)) &&
+                     (!wants_piece || cofd_gr_wait_ready(c, g, lane, sum));
             if (!cofd_block_all(ok))
                 return false;
         }

@@ -1,13 +1,10 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
 /* From files to the shared memory of a run, and back. */
-#include <stdio.h>
 #include <string.h>
 
 #include "core/tensor.h"
 #include "ops/grad_return/grad_return_tool.h"
-#include "tools/job.h"
-#include "tools/run_op.h"
 #include "tools/tensor_files.h"
 
 const char *const cofi_gr_tensor_names[2] = {"dk", "dv"};
@@ -73,7 +70,7 @@ static bool find_pair(const struct cofi_gr_options *o, const struct cofi_st_file
                       const struct cofi_st_tensor *t[2])
 {
     for (int i = 0; i < 2; i++)
-        if (!(t[i] = cofi_run_find(file, o->names[i], cofi_gr_tensor_names[i])))
+        if (!(t[i] = cofi_run_find(file, o->run.keys[i], cofi_gr_tensor_names[i])))
             return false;
     return check_pair(t);
 }
@@ -83,33 +80,30 @@ static void lay_out(struct cofi_gr_run *run)
 {
     size_t at = sizeof *run;
     run->times = at;
-    at += sizeof(double) * (size_t)run->n_ranks;
+    at += sizeof(double) * (size_t)run->head.n_ranks;
     for (int is_v = 0; is_v < 2; is_v++) {
         size_t bytes = cofi_gr_row_bytes(run, is_v) * (size_t)run->params.n_rows;
         run->in[is_v] = at = (at + 63) / 64 * 64;
-        at += bytes * (size_t)run->n_ranks;
+        at += bytes * (size_t)run->head.n_ranks;
         run->out[is_v] = at = (at + 63) / 64 * 64;
         at += bytes;
     }
-    run->bytes = at;
+    run->head.bytes = at;
 }
 
 static void set_params(const struct cofi_gr_options *o, const struct cofi_st_tensor *const t[2],
                        struct cofi_gr_run *run)
 {
     cof_grad_return_params *p = &run->params;
-    run->engine = o->engine;
-    run->n_threads = (int)o->n_threads;
-    run->n_ranks = (int)t[0]->shape[0];
-    run->repeat = (int)o->repeat;
+    run->head = cofi_run_head_make(&o->run, (int)t[0]->shape[0], 20);
     p->dtype = t[0]->dtype;
     p->n_rows = t[0]->shape[1];
     p->n_batch = t[0]->shape[2];
     p->n_heads = t[0]->shape[3];
     p->head_dim_k = t[0]->shape[4];
     p->head_dim_v = t[1]->shape[4];
-    p->wire_f32 = o->wire_f32;
-    p->by_section = o->by_section;
+    p->wire_f32 = o->wire;
+    p->by_section = o->by;
     lay_out(run);
 }
 
@@ -124,45 +118,30 @@ static void describe_outputs(const struct cofi_gr_run *run, struct cofi_st_tenso
             .bytes = cofi_gr_row_bytes(run, is_v) * (size_t)p->n_rows};
 }
 
-/* Whether what -o names will be made, in a dtype that its file can have. */
-static bool check_outputs(const struct cofi_gr_options *o, const struct cofi_gr_run *run)
-{
-    struct cofi_st_tensor tensors[2];
-    char error[COFI_SAFETENSORS_ERROR_BYTES];
-    describe_outputs(run, tensors);
-    if (!o->output || cofi_tensors_check(o->output, tensors, 2, error))
-        return true;
-    cofi_cli_error("%s", error);
-    return false;
-}
-
 static bool load_pair(const struct cofi_gr_options *o, const struct cofi_st_file *file,
                       struct cofi_gr_run **run_out, int *fd_out)
 {
     struct cofi_gr_run layout = {.params = COF_GRAD_RETURN_PARAMS_INIT};
     const struct cofi_st_tensor *t[2];
-    char error[COFI_SAFETENSORS_ERROR_BYTES];
-    void *memory;
+    struct cofi_st_tensor outputs[2];
     if (!find_pair(o, file, t) || !read_metadata(o, file, &layout))
         return false;
     set_params(o, t, &layout);
-    if (o->n_ranks && o->n_ranks != layout.n_ranks) {
-        cofi_cli_error("option --ranks = %d: \"%s\" has partials of %d writers", o->n_ranks,
-                       t[0]->name, layout.n_ranks);
+    if (o->n_ranks && o->n_ranks != layout.head.n_ranks) {
+        cofi_cli_error("option --ranks = %lld: \"%s\" has partials of %d writers",
+                       (long long)o->n_ranks, t[0]->name, layout.head.n_ranks);
         return false;
     }
-    if (!check_outputs(o, &layout))
+    describe_outputs(&layout, outputs);
+    if (!cofi_run_can_make(o->run.output, outputs, 2))
         return false;
-    *fd_out = cofi_job_shared_create(layout.bytes, &memory);
-    if (*fd_out < 0)
+    struct cofi_gr_run *run = cofi_run_block(&layout, sizeof layout, layout.head.bytes, fd_out);
+    *run_out = run;
+    if (!run)
         return false;
-    struct cofi_gr_run *run = *run_out = memory;
-    *run = layout;
     for (int is_v = 0; is_v < 2; is_v++) {
-        if (!cofi_st_load(t[is_v], (char *)run + run->in[is_v], error)) {
-            cofi_cli_error("%s", error);
+        if (!cofi_run_load(t[is_v], (char *)run + run->in[is_v]))
             return false;
-        }
         memset((char *)run + run->out[is_v], 0xff, /* a row that no rank stores stays NaN */
                cofi_gr_row_bytes(run, is_v) * (size_t)run->params.n_rows);
     }
@@ -172,11 +151,8 @@ static bool load_pair(const struct cofi_gr_options *o, const struct cofi_st_file
 bool cofi_gr_load(const struct cofi_gr_options *o, struct cofi_gr_run **run_out, int *fd_out)
 {
     struct cofi_st_file file;
-    char error[COFI_SAFETENSORS_ERROR_BYTES];
-    if (!cofi_tensors_open(o->input, o->names, 2, &file, error)) {
-        cofi_cli_error("%s", error);
+    if (!cofi_run_open(o->run.input, o->run.keys, 2, &file))
         return false;
-    }
     bool ok = load_pair(o, &file, run_out, fd_out);
     cofi_st_close(&file);
     return ok;
@@ -197,9 +173,5 @@ bool cofi_gr_save(const struct cofi_gr_options *o, struct cofi_gr_run *run)
     describe_outputs(run, tensors);
     for (int is_v = 0; is_v < 2; is_v++)
         tensors[is_v].data = (char *)run + run->out[is_v];
-    char error[COFI_SAFETENSORS_ERROR_BYTES];
-    if (cofi_tensors_write(o->output, metadata, 4, tensors, 2, error))
-        return true;
-    cofi_cli_error("%s", error);
-    return false;
+    return cofi_run_write(o->run.output, metadata, 4, tensors, 2);
 }

@@ -1,7 +1,6 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
 /* One rank of `cofuse run grad_return`. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,7 +8,6 @@
 #include "core/error.h"
 #include "ops/check_memory.h"
 #include "ops/grad_return/grad_return_tool.h"
-#include "tools/run_op.h"
 
 struct rank_work {
     struct cofi_gr_run *run;
@@ -25,7 +23,7 @@ struct rank_work {
 
 static int owner_of(const struct rank_work *w, int section)
 {
-    return (w->rank - section - 1 + 2 * w->run->n_ranks) % w->run->n_ranks;
+    return (w->rank - section - 1 + 2 * w->run->head.n_ranks) % w->run->head.n_ranks;
 }
 
 /* Copies between global rows and an owner's local ones. */
@@ -102,20 +100,21 @@ static cof_status one_call(struct rank_work *w)
     return cof_team_query(cof_world_team(w->world)); /* on devices streams do not tell */
 }
 
-static cof_status run_rank(struct rank_work *w)
+static cof_status run_rank(void *arg, cof_world *world)
 {
+    struct rank_work *w = arg;
     struct cofi_gr_run *run = w->run;
+    w->world = world;
     double *best = (double *)((char *)run + run->times) + w->rank;
-    w->layout = (cof_layout){run->params.layout, run->params.chunking, run->n_ranks,
+    w->layout = (cof_layout){run->params.layout, run->params.chunking, run->head.n_ranks,
                              run->params.n_rows};
-    w->n_sections = run->params.by_section ? run->n_ranks : 1;
+    w->n_sections = run->params.by_section ? run->head.n_ranks : 1;
     COF_TRY(make_tensors(w));
     cof_team *team = cof_world_team(w->world);
     COF_TRY(cof_grad_return_plan_create(team, &run->params, NULL, &w->plan));
     COF_TRY(cof_stream_create(w->world, 0, &w->stream));
-    if (w->rank == 0)
-        snprintf(run->describe, sizeof run->describe, "%s", cof_plan_describe(w->plan));
-    for (int i = -1; i < run->repeat; i++) {
+    cofi_run_describe(&run->head, w->rank, w->plan);
+    for (int i = -1; i < run->head.repeat; i++) {
         COF_TRY(cof_team_barrier(team));
         int64_t begin = cofi_now();
         COF_TRY(one_call(w));
@@ -130,26 +129,21 @@ static cof_status run_rank(struct rank_work *w)
     return COF_OK;
 }
 
-int cofi_gr_rank(struct cofi_gr_run *run, const cof_world_options *options, int rank)
+static void close_rank(void *arg)
+{
+    struct rank_work *w = arg;
+    cof_stream_destroy(w->stream);
+    cof_plan_destroy(w->plan);
+    for (int is_v = 0; is_v < 2; is_v++) {
+        for (int s = 0; w->in[is_v] && s < w->n_sections; s++)
+            cofi_check_memory_close(&w->in[is_v][s]);
+        free(w->in[is_v]);
+        cofi_check_memory_close(&w->out[is_v]);
+    }
+}
+
+int cofi_gr_rank(void *run, const cof_world_options *options, int rank)
 {
     struct rank_work w = {.run = run, .rank = rank};
-    const struct cofi_check_device *device = NULL;
-    cof_status status = cof_world_create(options, &w.world);
-    if (status == COF_OK && (device = cofi_check_device(w.world)))
-        status = device->open(w.world);
-    if (status == COF_OK)
-        status = run_rank(&w);
-    int code = cofi_run_exit(rank, status);
-    cof_stream_destroy(w.stream);
-    cof_plan_destroy(w.plan);
-    for (int is_v = 0; is_v < 2; is_v++) {
-        for (int s = 0; w.in[is_v] && s < w.n_sections; s++)
-            cofi_check_memory_close(&w.in[is_v][s]);
-        free(w.in[is_v]);
-        cofi_check_memory_close(&w.out[is_v]);
-    }
-    cof_world_destroy(w.world);
-    if (device)
-        device->close();
-    return code;
+    return cofi_run_rank(options, rank, run_rank, close_rank, &w);
 }

@@ -9,6 +9,7 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "symm/symm.h"
+#include "tools/option_table.h"
 #ifdef COFI_CUDA
 #include "ops/runtime/runtime_bench_cuda.h"
 #endif
@@ -22,30 +23,18 @@ enum { MAX_COUNT = 10000, MAX_BLOCKS = 1024, COUNT = 100, LEAST_TRANSFERS = 4 };
 
 /* ---- the case ------------------------------------------------------------------------------- */
 
-static cof_status read_word(void *arg, const char *key, const char *value)
-{
-    struct cofi_rb_case *c = arg;
-    const struct {
-        const char *key, *choices;
-        int *value;
-    } choices[] = {{"form", "put|get|round|signal|empty", &c->form},
-                   {"by", "call|engine|kernel|stream", &c->by},
-                   {"ways", "both|one", &c->ways},
-                   {"how", "eager|graph", &c->how}};
-    const struct {
-        const char *key;
-        int64_t min, *value;
-    } numbers[] = {{"bytes", 1, &c->bytes}, {"blocks", 1, &c->blocks}, {"count", 1, &c->count},
-                   {"busy", 0, &c->busy}};
-    for (size_t i = 0; i < sizeof choices / sizeof choices[0]; i++)
-        if (!strcmp(key, choices[i].key))
-            return cofi_bench_choice(key, value, choices[i].choices, choices[i].value);
-    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
-        if (!strcmp(key, numbers[i].key))
-            return cofi_bench_int(key, value, numbers[i].min, numbers[i].value);
-    return COF_FAIL(COF_ERR_INVALID, "word \"%s=%s\": wanted one of form, by, ways, how, bytes, "
-                    "blocks, count, busy", key, value);
-}
+#define AT(member) offsetof(struct cofi_rb_case, member)
+
+static const struct cofi_option words[] = {
+    COFI_WORD_CHOICE("form", AT(form), "put|get|round|signal|empty"),
+    COFI_WORD_CHOICE("by", AT(by), "call|engine|kernel|stream"),
+    COFI_WORD_CHOICE("ways", AT(ways), "both|one"),
+    COFI_WORD_CHOICE("how", AT(how), "eager|graph"),
+    COFI_WORD_INT("bytes", AT(bytes), 1, MAX_BYTES),
+    COFI_WORD_INT("blocks", AT(blocks), 1, MAX_BLOCKS),
+    COFI_WORD_INT("count", AT(count), 1, MAX_COUNT),
+    COFI_WORD_INT("busy", AT(busy), 0, 1),
+    {0}};
 
 static bool is_transfer(const struct cofi_rb_case *c)
 {
@@ -64,15 +53,9 @@ static cof_status check_words(const struct cofi_rb_case *c)
     COF_FAIL_IF(is_transfer(c) != (c->bytes > 0), COF_ERR_INVALID,
                 "bytes = %lld: wanted with form=put and form=get, and with them alone",
                 (long long)c->bytes);
-    COF_FAIL_IF(c->bytes > MAX_BYTES, COF_ERR_INVALID, "bytes = %lld: wanted at most %lld",
-                (long long)c->bytes, (long long)MAX_BYTES);
     COF_FAIL_IF(!(by[c->form] >> c->by & 1), COF_ERR_INVALID,
                 "by: no such way of this form; wanted call, engine, kernel of put and get, call, "
                 "kernel, stream of round, call of signal, kernel of empty");
-    COF_FAIL_IF(c->count > MAX_COUNT || c->blocks > MAX_BLOCKS || c->busy > 1, COF_ERR_INVALID,
-                "count = %lld, blocks = %lld, busy = %lld: wanted at most %d, %d, 1",
-                (long long)c->count, (long long)c->blocks, (long long)c->busy, MAX_COUNT,
-                MAX_BLOCKS);
     COF_FAIL_IF(c->form == COFI_RB_ROUND && c->by == COFI_RB_KERNEL && c->how == COFI_RB_GRAPH,
                 COF_ERR_INVALID, "how = graph: wanted eager of rounds within one kernel");
     return COF_OK;
@@ -81,7 +64,7 @@ static cof_status check_words(const struct cofi_rb_case *c)
 static cof_status read_case(const char *line, struct cofi_rb_case *c)
 {
     *c = (struct cofi_rb_case){.form = -1, .blocks = 32};
-    COF_TRY(cofi_bench_words(line, read_word, c));
+    COF_TRY(cofi_option_read_line(line, words, c));
     COF_FAIL_IF(c->form < 0, COF_ERR_INVALID, "form is missing: wanted put, get, round, signal or "
                 "empty");
     COF_TRY(check_words(c));

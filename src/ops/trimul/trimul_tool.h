@@ -7,35 +7,29 @@
 
 #include "ops/trimul/trimul_check_data.h"
 #include "tools/cli.h"
-#include "tools/safetensors.h"
+#include "tools/run_op.h"
 
 enum { COFI_TM_IN_X, COFI_TM_IN_MASK, COFI_TM_IN_RESIDUAL, COFI_TM_IN_DOUT, COFI_TM_INPUTS };
 extern const char *const cofi_tm_input_names[COFI_TM_INPUTS];
 
 struct cofi_tm_options {
+    struct cofi_run_options run;
     struct cofi_tm_case c; /* direction -1, eps 0: from the file's metadata */
-    cof_engine engine;
-    int64_t n_ranks, n_threads, repeat, seed;
-    int device;        /* 1: cuda */
-    int order;         /* of the weights: cof_trimul_order; -1: from the file's metadata */
-    const char *input, *weights, *output;
-    bool backward, compare, swap_ab;
-    char *names[COFI_TM_INPUTS]; /* keys in the input */
-    char names_text[512];
+    int64_t n_ranks, seed;
+    int order; /* of the weights: cof_trimul_order; -1: from the file's metadata */
+    const char *weights;
+    bool backward, swap_ab;
 };
 
 struct cofi_tm_run {
+    struct cofi_run_head head;
     struct cofi_tm_case c; /* one call: c.n.at[0] */
-    cof_engine engine;
-    int n_threads, n_ranks, repeat;
     bool new_dout; /* made from the seed, not read */
-    size_t bytes;
     /* Offsets; 0: there is none. */
     size_t times; /* double [n_ranks][2]: best seconds of forward, backward */
     size_t in[COFI_TM_INPUTS], weight[COFI_TRI_WEIGHTS];
     size_t out, dx;
     size_t grads; /* float: the 12 one after the other, of all ranks together */
-    char describe[512];
 };
 
 static inline void *cofi_tm_run_at(const struct cofi_tm_run *run, size_t offset)
@@ -51,8 +45,8 @@ bool cofi_tm_tool_load(const struct cofi_tm_options *options, struct cofi_tm_run
                         int *fd_out);
 bool cofi_tm_tool_save(const struct cofi_tm_options *options, struct cofi_tm_run *run);
 
-/* trimul_tool_rank.c: one rank; returns the exit code, after a message where it is not 0. */
-int cofi_tm_tool_rank(struct cofi_tm_run *run, const cof_world_options *options, int rank);
+/* trimul_tool_rank.c: one rank of a struct cofi_tm_run. */
+int cofi_tm_tool_rank(void *run, const cof_world_options *options, int rank);
 
 /* trimul_tool_compare.c: out, dx and the gradients beside the fp64 reference. False after a
  * message. */

@@ -8,8 +8,6 @@
 #include "core/tensor.h"
 #include "ops/check.h"
 #include "ops/trimul/trimul_tool.h"
-#include "tools/job.h"
-#include "tools/run_op.h"
 #include "tools/tensor_files.h"
 
 const char *const cofi_tm_input_names[COFI_TM_INPUTS] = {"x", "mask", "residual", "dout"};
@@ -59,29 +57,6 @@ static bool read_metadata(const struct cofi_tm_options *o, struct found *f, stru
            read_eps(&f->input, "eps_out", &run->c.eps_out);
 }
 
-static bool has_shape(const struct cofi_st_tensor *t, const int64_t *wanted, int ndim,
-                      const char *letters)
-{
-    char has[200], want[100];
-    if (t->ndim == ndim && !memcmp(t->shape, wanted, (size_t)ndim * sizeof *wanted))
-        return true;
-    cofi_run_shape(t->shape, t->ndim, has, sizeof has);
-    cofi_run_shape(wanted, ndim, want, sizeof want);
-    cofi_cli_error("%s: tensor \"%s\" has shape %s, wanted %s = %s", t->path, t->name, has, letters,
-                   want);
-    return false;
-}
-
-static bool has_dtype(const struct cofi_st_tensor *t, const struct cofi_st_tensor *x, bool or_f32)
-{
-    if (cofi_dtype_equal(t->dtype, x->dtype) || (or_f32 && cofi_dtype_equal(t->dtype, COF_F32)))
-        return true;
-    cofi_cli_error("%s: tensor \"%s\" has dtype %s, \"%s\" has %s: wanted the same%s", t->path,
-                   t->name, cofi_st_dtype_name(t->dtype), x->name, cofi_st_dtype_name(x->dtype),
-                   or_f32 ? ", or F32" : "");
-    return false;
-}
-
 /* B, N, D and the type from x. */
 static bool take_x(const struct cofi_st_tensor *x, struct cofi_tm_case *c)
 {
@@ -112,17 +87,18 @@ static bool take_x(const struct cofi_st_tensor *x, struct cofi_tm_case *c)
 static bool find_inputs(const struct cofi_tm_options *o, struct found *f, struct cofi_tm_run *run)
 {
     struct cofi_tm_case *c = &run->c;
-    const struct cofi_st_tensor *x = cofi_run_find(&f->input, o->names[COFI_TM_IN_X], "x");
+    const struct cofi_st_tensor *x = cofi_run_find(&f->input, o->run.keys[COFI_TM_IN_X], "x");
     if (!x || !take_x(x, c))
         return false;
     f->in[COFI_TM_IN_X] = x;
     for (int i = COFI_TM_IN_MASK; i < COFI_TM_INPUTS; i++) {
-        const struct cofi_st_tensor *t = cofi_st_find(&f->input, o->names[i]);
+        const struct cofi_st_tensor *t = cofi_st_find(&f->input, o->run.keys[i]);
         bool is_mask = i == COFI_TM_IN_MASK;
         if (!t || (i == COFI_TM_IN_DOUT && !o->backward))
             continue;
-        if (!has_shape(t, x->shape, is_mask ? 3 : 4, is_mask ? "[B, N, N]" : "[B, N, N, D]") ||
-            !has_dtype(t, x, is_mask))
+        if (!cofi_run_has_shape(t, x->shape, is_mask ? 3 : 4,
+                                is_mask ? "[B, N, N]" : "[B, N, N, D]") ||
+            !cofi_run_has_dtype(t, x, is_mask))
             return false;
         f->in[i] = t;
     }
@@ -145,15 +121,15 @@ static bool check_weight(const struct found *f, int which, const struct cofi_st_
     int64_t shape[2];
     int ndim = cofi_tm_weight_shape(which, c->d, c->h, shape);
     int row = info->n_out == '2' ? 2 : info->n_in == 'H' || info->n_out == 'H';
-    if (!has_shape(t, shape, ndim, letters[row][ndim - 1]))
+    if (!cofi_run_has_shape(t, shape, ndim, letters[row][ndim - 1]))
         return false;
     if (!cofi_tri_is_norm(which))
-        return has_dtype(t, x, false);
+        return cofi_run_has_dtype(t, x, false);
     if (*first_norm)
-        return has_dtype(t, *first_norm, false);
+        return cofi_run_has_dtype(t, *first_norm, false);
     *first_norm = t;
     c->norm = !cofi_dtype_equal(t->dtype, x->dtype);
-    return has_dtype(t, x, true);
+    return cofi_run_has_dtype(t, x, true);
 }
 
 /* H from p_out. */
@@ -185,9 +161,9 @@ static bool find_weights(struct found *f, struct cofi_tm_run *run)
 
 static bool add_bytes(struct cofi_tm_run *run, size_t bytes, size_t *offset_out)
 {
-    *offset_out = run->bytes;
-    return !__builtin_add_overflow(run->bytes, (bytes + 63) / 64 * 64, &run->bytes) &&
-           run->bytes < SIZE_MAX / 4;
+    *offset_out = run->head.bytes;
+    return !__builtin_add_overflow(run->head.bytes, (bytes + 63) / 64 * 64, &run->head.bytes) &&
+           run->head.bytes < SIZE_MAX / 4;
 }
 
 static bool lay_out(const struct cofi_tm_options *o, const struct found *f,
@@ -196,8 +172,8 @@ static bool lay_out(const struct cofi_tm_options *o, const struct found *f,
     struct cofi_tm_data data = {.c = &run->c};
     size_t x_bytes = f->in[COFI_TM_IN_X]->bytes;
     cofi_tm_data_lay_grads(&data);
-    run->bytes = (sizeof *run + 63) / 64 * 64;
-    bool ok = add_bytes(run, 2 * sizeof(double) * (size_t)run->n_ranks, &run->times);
+    run->head.bytes = (sizeof *run + 63) / 64 * 64;
+    bool ok = add_bytes(run, 2 * sizeof(double) * (size_t)run->head.n_ranks, &run->times);
     for (int i = 0; i < COFI_TM_INPUTS; i++)
         if (f->in[i] || (i == COFI_TM_IN_DOUT && run->new_dout))
             ok = ok && add_bytes(run, f->in[i] ? f->in[i]->bytes : x_bytes, &run->in[i]);
@@ -244,28 +220,7 @@ static int describe_outputs(const struct cofi_tm_run *run, struct cofi_st_tensor
     return n;
 }
 
-/* Whether what -o names will be made, in a dtype that its file can have. */
-static bool check_outputs(const struct cofi_tm_options *o, const struct cofi_tm_run *run)
-{
-    struct cofi_st_tensor tensors[MAX_OUTPUTS];
-    char error[COFI_SAFETENSORS_ERROR_BYTES];
-    int n = describe_outputs(run, tensors);
-    if (!o->output || cofi_tensors_check(o->output, tensors, n, error))
-        return true;
-    cofi_cli_error("%s", error);
-    return false;
-}
-
 /* ---- reading -------------------------------------------------------------------------------- */
-
-static bool read_tensor(const struct cofi_st_tensor *t, void *dst)
-{
-    char error[COFI_SAFETENSORS_ERROR_BYTES];
-    if (cofi_st_load(t, dst, error))
-        return true;
-    cofi_cli_error("%s", error);
-    return false;
-}
 
 /* Rows of p_in and g_in in the order of the operator. */
 static bool read_rows(const struct cofi_tm_options *o, const struct found *f, int which, void *dst)
@@ -274,7 +229,7 @@ static bool read_rows(const struct cofi_tm_options *o, const struct found *f, in
     cof_shape shape = {.dim = {t->shape[0], t->ndim == 2 ? t->shape[1] : 0}};
     const cof_device cpu = {COF_DEVICE_CPU, 0};
     void *copy = malloc(t->bytes + 1);
-    bool ok = copy && read_tensor(t, copy);
+    bool ok = copy && cofi_run_load(t, copy);
     if (ok) {
         cof_tensor from = cof_tensor_make(copy, cpu, t->dtype, t->ndim, &shape);
         cof_tensor to = cof_tensor_make(dst, cpu, t->dtype, t->ndim, &shape);
@@ -294,12 +249,12 @@ static bool read_all(const struct cofi_tm_options *o, const struct found *f,
     cof_dtype dtype = cofi_tm_dtype(&run->c);
     size_t x_bytes = f->in[COFI_TM_IN_X]->bytes;
     for (int i = 0; i < COFI_TM_INPUTS; i++)
-        if (f->in[i] && !read_tensor(f->in[i], cofi_tm_run_at(run, run->in[i])))
+        if (f->in[i] && !cofi_run_load(f->in[i], cofi_tm_run_at(run, run->in[i])))
             return false;
     for (int w = 0; w < COFI_TRI_WEIGHTS; w++) {
         void *dst = cofi_tm_run_at(run, run->weight[w]);
         if (dst && !(cofi_tm_weights[w].n_out == '2' ? read_rows(o, f, w, dst)
-                                                      : read_tensor(f->weight[w], dst)))
+                                                      : cofi_run_load(f->weight[w], dst)))
             return false;
     }
     for (int64_t i = 0; run->new_dout && i < (int64_t)x_bytes / cofi_dtype_bytes(dtype); i++)
@@ -328,41 +283,34 @@ static bool check_grid(const struct cofi_tm_options *o, struct cofi_tm_case *c)
 static bool load(const struct cofi_tm_options *o, struct found *f, struct cofi_tm_run **run_out,
                  int *fd_out)
 {
-    struct cofi_tm_run layout = {.c = o->c, .engine = o->engine, .n_ranks = (int)o->n_ranks,
-                                  .n_threads = (int)o->n_threads, .repeat = (int)o->repeat};
+    struct cofi_tm_run layout = {.c = o->c};
+    struct cofi_st_tensor outputs[MAX_OUTPUTS];
+    layout.head = cofi_run_head_make(&o->run, (int)o->n_ranks, 0);
     layout.c.forward_only = !o->backward;
     layout.c.reduce = o->backward;
-    void *memory;
     if (!check_grid(o, &layout.c) || !read_metadata(o, f, &layout) ||
         !find_inputs(o, f, &layout) || !find_weights(f, &layout) || !lay_out(o, f, &layout) ||
-        !check_outputs(o, &layout))
+        !cofi_run_can_make(o->run.output, outputs, describe_outputs(&layout, outputs)))
         return false;
-    *fd_out = cofi_job_shared_create(layout.bytes, &memory);
-    if (*fd_out < 0)
-        return false;
-    *run_out = memory;
-    **run_out = layout;
-    return read_all(o, f, *run_out);
+    /* A wait lasts at most as long as another rank computes, at 1e8 operations a second. */
+    layout.head.seconds = 20 + cofi_tm_flops(&layout.c, layout.c.n.at[0], true) / 1e8;
+    *run_out = cofi_run_block(&layout, sizeof layout, layout.head.bytes, fd_out);
+    return *run_out && read_all(o, f, *run_out);
 }
 
 bool cofi_tm_tool_load(const struct cofi_tm_options *o, struct cofi_tm_run **run_out,
                         int *fd_out)
 {
     struct found f = {0};
-    char error[COFI_SAFETENSORS_ERROR_BYTES];
-    char *names[COFI_TRI_WEIGHTS];
+    const char *names[COFI_TRI_WEIGHTS];
     for (int w = 0; w < COFI_TRI_WEIGHTS; w++)
-        names[w] = (char *)(uintptr_t)cofi_tm_weights[w].name;
-    if (!cofi_tensors_open(o->input, o->names, COFI_TM_INPUTS, &f.input, error)) {
-        cofi_cli_error("%s", error);
+        names[w] = cofi_tm_weights[w].name;
+    if (!cofi_run_open(o->run.input, o->run.keys, COFI_TM_INPUTS, &f.input))
         return false;
-    }
-    bool ok = cofi_tensors_open(o->weights, names, COFI_TRI_WEIGHTS, &f.weights, error);
+    bool ok = cofi_run_open(o->weights, names, COFI_TRI_WEIGHTS, &f.weights);
     if (ok) {
         ok = load(o, &f, run_out, fd_out);
         cofi_st_close(&f.weights);
-    } else {
-        cofi_cli_error("%s", error);
     }
     cofi_st_close(&f.input);
     return ok;
@@ -386,10 +334,6 @@ bool cofi_tm_tool_save(const struct cofi_tm_options *o, struct cofi_tm_run *run)
         {"seed", seed},       /* only with a dout made from it */
     };
     struct cofi_st_tensor tensors[MAX_OUTPUTS];
-    char error[COFI_SAFETENSORS_ERROR_BYTES];
     int n = describe_outputs(run, tensors);
-    if (cofi_tensors_write(o->output, metadata, run->new_dout ? 6 : 5, tensors, n, error))
-        return true;
-    cofi_cli_error("%s", error);
-    return false;
+    return cofi_run_write(o->run.output, metadata, run->new_dout ? 6 : 5, tensors, n);
 }

@@ -1,14 +1,12 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
 /* One rank of `cofuse run trimul`. */
-#include <stdio.h>
 #include <string.h>
 
 #include "core/clock.h"
 #include "core/error.h"
 #include "ops/trimul/trimul_check_local.h"
 #include "ops/trimul/trimul_tool.h"
-#include "tools/run_op.h"
 
 struct rank_work {
     struct cofi_tm_run *run;
@@ -34,7 +32,7 @@ static cof_status timed_call(struct rank_work *w, const cof_trimul_args *args, b
 static cof_status run_calls(struct rank_work *w)
 {
     double *best = (double *)cofi_tm_run_at(w->run, w->run->times) + 2 * w->rank;
-    for (int i = -1; i < w->run->repeat; i++)
+    for (int i = -1; i < w->run->head.repeat; i++)
         for (int direction = 0; direction < (w->run->c.forward_only ? 1 : 2); direction++) {
             cof_trimul_args args;
             double seconds;
@@ -60,46 +58,42 @@ static cof_status take_results(struct rank_work *w)
     return COF_OK;
 }
 
-static cof_status run_rank(struct rank_work *w)
+static cof_status run_rank(void *arg, cof_world *world)
 {
+    struct rank_work *w = arg;
     struct cofi_tm_run *run = w->run;
-    cof_team *team = cof_world_team(w->world);
+    cof_team *team = cof_world_team(world);
     cof_trimul_params params;
     cof_workspace_sizes sizes = COF_WORKSPACE_SIZES_INIT;
+    w->world = world;
     cofi_tm_params(&run->c, &params);
     cofi_tm_run_data(run, &w->data);
     COF_TRY(cof_trimul_workspace(team, &params, &sizes));
     struct cofi_tm_span span = {.c = &run->c, .problem = &w->data.problem[0],
                                  .n_batch = run->c.b, .saved_bytes = sizes.saved,
                                  .backward = !run->c.forward_only, .grads = true};
-    COF_TRY(cof_trimul_block_of(&params, run->n_ranks, w->rank, run->c.n.at[0], &span.block));
+    COF_TRY(cof_trimul_block_of(&params, run->head.n_ranks, w->rank, run->c.n.at[0], &span.block));
     COF_TRY(cofi_tm_local_open(w->world, &span, &w->local));
     COF_TRY(cofi_tm_local_prepare(&w->local));
     COF_TRY(cofi_tm_weights_open(w->world, &w->data, &w->weights));
     COF_TRY(cof_trimul_plan_create(team, &params, NULL, &w->plan));
-    if (w->rank == 0)
-        snprintf(run->describe, sizeof run->describe, "%s", cof_plan_describe(w->plan));
+    cofi_run_describe(&run->head, w->rank, w->plan);
     COF_TRY(cof_trimul_set_weights(w->plan, &w->weights.weights, COF_TRIMUL_CHECK,
                                    COF_STREAM_NOW));
     COF_TRY(run_calls(w));
     return take_results(w);
 }
 
-int cofi_tm_tool_rank(struct cofi_tm_run *run, const cof_world_options *options, int rank)
+static void close_rank(void *arg)
+{
+    struct rank_work *w = arg;
+    cof_plan_destroy(w->plan);
+    cofi_tm_local_close(&w->local);
+    cofi_tm_weights_close(&w->weights);
+}
+
+int cofi_tm_tool_rank(void *run, const cof_world_options *options, int rank)
 {
     struct rank_work w = {.run = run, .rank = rank};
-    const struct cofi_check_device *device = NULL;
-    cof_status status = cof_world_create(options, &w.world);
-    if (status == COF_OK && (device = cofi_check_device(w.world)))
-        status = device->open(w.world);
-    if (status == COF_OK)
-        status = run_rank(&w);
-    int code = cofi_run_exit(rank, status);
-    cof_plan_destroy(w.plan);
-    cofi_tm_local_close(&w.local);
-    cofi_tm_weights_close(&w.weights);
-    cof_world_destroy(w.world);
-    if (device)
-        device->close();
-    return code;
+    return cofi_run_rank(options, rank, run_rank, close_rank, &w);
 }
