@@ -102,7 +102,7 @@ COFK_INLINE struct cofk_vector<Elem> cofk_prefetch(const struct cofi_arn_kernel 
 }
 
 /* The end of a block: its rows from `turn` on are not done where the arena is dead. Where calls are
- * announced, rows that are done may be of another call, as long as some rank's word is not there. */
+ * announced, rows that are done may be of another call, as long as a rank's word is not there. */
 template <class Elem>
 COFK_INLINE void cofk_close(const struct cofi_arn_kernel &k, const struct cofd_grid &g,
                             bool is_alive, int turn)
