@@ -295,36 +295,38 @@ static cof_status run_once(const struct cofi_attention_kernel *kernel, char *mem
     return COF_OK;
 }
 
-/* The first run of a plan may load its kernel, which is wrong while a stream captures, and waits
- * where a kernel that waits for a peer is running: so it is here. Without the memory for it, it is
- * left out. */
-static cof_status warm_up(const struct cofi_attention_kernel *kernel)
+static int64_t warm_up_bytes(const struct cofi_attention_shape *s)
 {
-    struct planned *p = kernel->planned;
-    const struct cofi_attention_shape *s = &p->shape;
-    cudaStream_t stream;
-    char *memory = NULL;
     int64_t bytes = most(most(extent(s, s->n_heads, s->q_rows, s->dim_qk, &s->q),
                               extent(s, s->n_heads, s->q_rows, s->dim_v, &s->o)),
                          most(extent(s, s->n_kv_heads, s->k_rows, s->dim_qk, &s->k),
                               extent(s, s->n_kv_heads, s->k_rows, s->dim_v, &s->v))) * 2;
     bytes = most(bytes, 4 * ((s->n_batch - 1) * s->lse_batch + (s->n_heads - 1) * s->lse_head +
                              s->q_rows));
-    bytes = (bytes + 255) / 256 * 256;
-    if (cudaMalloc((void **)&memory, (size_t)(bytes + p->plan.workspace_bytes)) != cudaSuccess) {
+    return (bytes + 255) / 256 * 256;
+}
+
+/* The first run of a plan may load its kernel, which is wrong while a stream captures, and waits
+ * where a kernel that waits for a peer is running: so it is here. The memory is the stream's, for
+ * cudaFree would wait for such kernels as well; without it the run is left out. */
+static cof_status warm_up(const struct cofi_attention_kernel *kernel)
+{
+    struct planned *p = kernel->planned;
+    cudaStream_t stream;
+    void *memory = NULL;
+    int64_t bytes = warm_up_bytes(&p->shape);
+    COF_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    if (cudaMallocAsync(&memory, (size_t)(bytes + p->plan.workspace_bytes), stream) !=
+        cudaSuccess) {
         cudaGetLastError();
+        cudaStreamDestroy(stream);
         cofi_log(COFI_LOG_PLAN, "cuDNN: no memory for a first run of a plan: its kernel is loaded "
                  "by the first call");
         return COF_OK;
     }
-    cof_status status = COF_ERR_SYSTEM;
-    if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess) {
-        status = run_once(kernel, memory, bytes, stream);
-        cudaStreamDestroy(stream);
-    } else {
-        status = COF_FAIL(COF_ERR_SYSTEM, "cuDNN: no stream for a first run of a plan");
-    }
-    cudaFree(memory);
+    cof_status status = run_once(kernel, memory, bytes, stream);
+    cudaFreeAsync(memory, stream);
+    cudaStreamDestroy(stream);
     p->has_run = status == COF_OK;
     return status;
 }
