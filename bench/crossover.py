@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where two-shot takes over from one-shot: python bench/crossover.py FILE
 
-FILE is a document of `cofuse bench 'name=crossover ' --device cuda --json FILE`. Prints, as
-Markdown, a table for each rank count and H, the sizes at which the medians cross, and the default
-of the plans. Exit status 2 where the document has none of these cases.
+FILE is a document of `cofuse bench 'name=crossover ' --device cuda --json FILE`, or of other cases
+of allreduce_rmsnorm that name an algorithm. Prints, as Markdown, a table for each rank count and H,
+the sizes at which the medians cross, and the default of the plans. Exit status 2 where no case
+names one.
 """
 
 import json
@@ -13,6 +14,8 @@ import sys
 
 ITEM = {"bf16": 2, "f16": 2, "f32": 4}
 ONE, TWO = "one_shot", "two_shot"
+# Words that make another call of it.
+OTHER = {"variant", "rounding", "x", "one_shot_bytes"}
 
 
 def words_of(line):
@@ -39,7 +42,8 @@ def groups_of(document):
     groups = {}
     for result in document["results"]:
         case, plan = words_of(result["case"]), words_of(result["plan"])
-        if not result["case"].startswith("allreduce_rmsnorm ") or case.get("name") != "crossover":
+        if not result["case"].startswith("allreduce_rmsnorm ") or OTHER.intersection(case) or \
+                case.get("how") != "graph":  # eager calls tell of the host
             continue
         hidden, algorithm = int(case["H"]), case.get("algorithm", "auto")
         key = result["ranks"], result.get("devices", 0), hidden
@@ -112,6 +116,7 @@ def group_text(key, row_bytes, medians, default):
 def text_of(document):
     """None where there is nothing to tell."""
     groups = groups_of(document)
+    groups = {key: group for key, group in groups.items() if group[1]}
     if not groups:
         return None
     return "\n\n".join([head(document), *(group_text(k, *groups[k]) for k in sorted(groups))])
@@ -123,7 +128,7 @@ def main():
         return 2
     with open(sys.argv[1]) as file:
         text = text_of(json.load(file))
-    print(text or f"{sys.argv[1]}: no results of name=crossover", file=None if text else sys.stderr)
+    print(text or f"{sys.argv[1]}: no case names an algorithm", file=None if text else sys.stderr)
     return 0 if text else 2
 
 

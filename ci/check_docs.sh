@@ -13,11 +13,13 @@ fail() {
 }
 
 # The tables of a page, from the stored results of `cofuse bench`: docs/performance.md has those of
-# the CPU, docs/cuda.md those of devices. Other documents lie beside them.
+# the CPU, docs/cuda.md those of devices, but for those that a page shows by itself (below). Other
+# documents lie beside them.
 results_of() { # cpu|cuda
     local file is_cuda
     for file in bench/results/*.json; do
         grep -q '"settings": {' "$file" 2>/dev/null || continue
+        ! grep -qE "^<!-- [a-z]+: $file -->$" docs/*.md || continue
         is_cuda=$(grep -c '"device": "cuda"' "$file")
         [[ $1:$is_cuda =~ ^(cpu:0|cuda:[1-9].*)$ ]] && echo "$file"
     done

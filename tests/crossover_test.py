@@ -13,10 +13,10 @@ import errors  # noqa: E402
 ROW = 4096 * 2  # bytes
 
 
-def result(n_tokens, algorithm, seconds, ranks=4, hidden=4096, devices=4, name="crossover"):
+def result(n_tokens, algorithm, seconds, ranks=4, hidden=4096, devices=4):
     how = f" algorithm={algorithm}" if algorithm else " max_tokens=4096"
     return {
-        "case": f"allreduce_rmsnorm name={name} how=graph T={n_tokens} H={hidden}{how}",
+        "case": f"allreduce_rmsnorm name=crossover how=graph T={n_tokens} H={hidden}{how}",
         "plan": f"allreduce_rmsnorm H={hidden} max_tokens={4096 if not algorithm else n_tokens} "
                 f"algorithm={algorithm or 'auto one_shot_rows=117'} P={ranks}",
         "ranks": ranks, "devices": devices, "median_s": seconds,
@@ -80,19 +80,25 @@ class Crossover(unittest.TestCase):
 
     def test_groups_and_defaults(self):
         results = law((1, 8), lambda t: t * 1e-6, lambda t: 2e-6)
-        results += [result(1, None, 1e-6), result(1, "one_shot", 1e-6, name="llama"),
+        results += [result(1, None, 1e-6),
                     result(1, "one_shot", 3e-6, ranks=2, devices=1, hidden=8192)]
         text = crossover.text_of(document(results))
         self.assertIn("Default: one-shot up to 117 rows, 958464 bytes.", text)
         self.assertIn("2 ranks on 1 devices, which share them, H = 8192:", text)
         self.assertIn("4 ranks on 4 devices, H = 4096:", text)
         self.assertLess(text.index("2 ranks"), text.index("4 ranks"))
-        results[-3]["plan"] = results[-3]["plan"].replace("=117", "=all")
+        results[-2]["plan"] = results[-2]["plan"].replace("=117", "=all")
         self.assertIn("one-shot at every size, up to max_tokens = 4096",
                       crossover.text_of(document(results)))
 
     def test_nothing_to_tell(self):
-        self.assertIsNone(crossover.text_of(document([result(1, "one_shot", 1e-6, name="x")])))
+        self.assertIsNone(crossover.text_of(document([])))
+        self.assertIsNone(crossover.text_of(document([result(1, None, 1e-6)])))
+        others = [result(1, "one_shot", 1e-6) for _ in range(3)]
+        others[0]["case"] += " variant=only"
+        others[1]["case"] = others[1]["case"].replace("how=graph", "how=eager")
+        others[2]["case"] = others[2]["case"].replace("allreduce_rmsnorm", "grad_return")
+        self.assertIsNone(crossover.text_of(document(others)))
 
 
 class Errors(unittest.TestCase):

@@ -17,13 +17,14 @@
 _Static_assert(COFD_GRID_MAX_RANKS >= COFI_ARN_MAX_RANKS, "ranks");
 
 /* Calls with more bytes take two shots. Between two ranks both send the same bytes, and one shot
- * has one hop; beyond, the bytes of one shot grow with P and those of two do not: from the rates
- * and latencies of two H200, for more ranks than could be measured there. */
+ * has one hop; beyond, the bytes of one shot grow with P and those of two do not. Reckoned from two
+ * H200: there the second hop costs 1.6 us, four ranks that share them cross at 189 KB with 4/3 of
+ * the bytes of four devices, eight below 128 KB (docs/cuda.md). */
 static int64_t default_one_shot_bytes(int n_ranks)
 {
     return n_ranks <= 2   ? INT64_MAX
-           : n_ranks <= 4 ? INT64_C(480) << 10
-           : n_ranks <= 8 ? INT64_C(137) << 10
+           : n_ranks <= 4 ? INT64_C(320) << 10
+           : n_ranks <= 8 ? INT64_C(128) << 10
                           : INT64_C(64) << 10;
 }
 
