@@ -21,6 +21,10 @@ if [ "${1:-}" = --full ]; then
 fi
 readonly models=$PWD/models pattern=${1:-} full
 readonly MAX_DEPTH=1000000 MAX_MIB=1400 MAX_SECONDS=600
+# Entries of the table of states, as a power of 2: a small one stays in the cache.
+hash_bits=21
+[ -z "$full" ] || hash_bits=24
+readonly hash_bits
 cut_short='max search depth too small|out of memory|reached -DMEMLIM|not completed|aborting'
 readonly cut_short
 
@@ -61,7 +65,7 @@ run() {
         result "not ok" "$name: $(grep -m 1 -i error log)"
         return
     fi
-    timeout $MAX_SECONDS ./pan -m$MAX_DEPTH >log 2>&1 ||
+    timeout $MAX_SECONDS ./pan -m$MAX_DEPTH -w$hash_bits >log 2>&1 ||
         { result "not ok" "$name: search ended with $?: $(tail -n 1 log)"; return; }
     took=$(((${EPOCHREALTIME/./} - begin) / 100000))
     took=$((took / 10)).$((took % 10))
