@@ -241,7 +241,7 @@ for preset in "${presets[@]}"; do
         run "$preset/check" 400 "build/$preset/cofuse" check --ranks 3 'attention*s=? *' \
             'attention*s=129 ' 'grad_return*s=? *' 'allreduce_rmsnorm*h=8 *' \
             'allreduce_rmsnorm*h=257 *' 'allreduce_rmsnorm*layout=odd*' 'trimul*N=2 *' \
-            'trimul*N=7 *' 'trimul*N=33:5 *' runtime
+            'trimul*N=7 *' 'trimul*N=33:5 *' 'trimul*N=129 *D=8 H=8 *' runtime
         ;;
     esac
 done
