@@ -114,8 +114,8 @@ done
 # Which tests a preset needs. Sanitizer builds are without CUDA. ThreadSanitizer is slow, and finds
 # nothing in tests of one thread; what trimul_bits compares runs in trimul_cpu too.
 # AddressSanitizer's allocator has locks that a child of fork may find held; the tiles of
-# attention_cpu and the kernels of vec_exact, which compiles long, run in its checks too. The negative
-# controls take two tests.
+# attention_cpu and the kernels of vec_exact, which compiles long, run in its checks too. The
+# negative controls take two tests.
 one_thread='allreduce_rmsnorm_args|allreduce_rmsnorm_ref|attention_args|attention_cpu|attention_ref'
 one_thread+='|attention_steps|cuda_peers'
 one_thread+='|bench|check_memory|core|dlpack|gemm|gemm_bits|grad_return_args'
