@@ -14,9 +14,11 @@
  * Words for all others are stored, and waited for, in one step: they only grow.
  *
  * check: holds P=2 CALLS=4
- * check: holds P=3 CALLS=3
- * check: holds P=4 CALLS=1
- * check: holds AT_ONCE P=4 CALLS=2
+ * check: holds P=3 CALLS=2
+ * check: full holds P=3 CALLS=3
+ * check: holds AT_ONCE P=4 CALLS=1
+ * check: full holds P=4 CALLS=1
+ * check: full holds AT_ONCE P=4 CALLS=2
  * check: refuted NO_BEGIN_WAIT P=2 CALLS=2
  * check: refuted WAIT_EPOCH_BEFORE P=2 CALLS=2
  * check: refuted NO_SLOT_WAIT P=4 CALLS=1

@@ -13,7 +13,8 @@
  *
  * check: holds P=2 CALLS=3
  * check: holds P=3 CALLS=2
- * check: holds READ_ALL P=3 CALLS=3
+ * check: holds READ_ALL P=3 CALLS=2
+ * check: full holds READ_ALL P=3 CALLS=3
  * check: refuted NO_DIGEST P=2 CALLS=1
  * check: refuted DIGEST_FIRST P=2 CALLS=2
  * check: refuted NO_POISON P=2 CALLS=2 */

@@ -111,18 +111,23 @@ for source in tests/unit_*.c tests/unit_*.cc; do
     units+=("${source%.*}")
 done
 
-# Which tests a preset needs. ThreadSanitizer is slow, and finds nothing in tests of one thread.
+# Which tests a preset needs. Sanitizer builds are without CUDA. ThreadSanitizer is slow, and finds
+# nothing in tests of one thread; what trimul_bits compares runs in trimul_cpu too.
 # AddressSanitizer's allocator has locks that a child of fork may find held; the tiles of
-# attention_cpu run in its checks too. The negative controls take two tests.
+# attention_cpu and the kernels of vec_exact, which compiles long, run in its checks too. The
+# negative controls take two tests.
 one_thread='allreduce_rmsnorm_args|allreduce_rmsnorm_ref|attention_args|attention_cpu|attention_ref'
+one_thread+='|attention_steps|cuda_peers'
 one_thread+='|bench|check_memory|core|dlpack|gemm|gemm_bits|grad_return_args'
 one_thread+='|layout|memory|npy|option_table|pin|safetensors|trimul_args|trimul_ref'
 one_thread+='|trimul_ref_rules|vec|vec_exact|vec_gate'
+needs_cuda='attention_cudnn|cuda_(allreduce|attention.*|grad_return|world)'
 has_test() { # has_test PRESET UNIT
+    [[ ! $2 =~ ^($needs_cuda)$ ]] || return 1
     case $1 in
-    tsan) [[ ! $2 =~ ^($one_thread)$ ]] ;;
+    tsan) [[ ! $2 =~ ^($one_thread|trimul_bits)$ ]] ;;
     fault) [[ $2 =~ ^(allreduce_rmsnorm_cpu|attention_failure)$ ]] ;;
-    *) [[ ! $2 =~ ^(fork|attention_cpu)$ ]] ;;
+    *) [[ ! $2 =~ ^(fork|attention_cpu|vec_exact)$ ]] ;;
     esac
 }
 
@@ -237,7 +242,7 @@ for preset in "${presets[@]}"; do
         run "$preset/check" 400 "build/$preset/cofuse" check --ranks 3 'attention*s=? *' \
             'attention*s=129 ' 'grad_return*s=? *' 'allreduce_rmsnorm*h=8 *' \
             'allreduce_rmsnorm*h=257 *' 'allreduce_rmsnorm*layout=odd*' 'trimul*N=2 *' \
-            'trimul*N=7 *' 'trimul*N=33:5 *' runtime
+            'trimul*N=7 *' 'trimul*N=33:5 *' 'trimul*N=129 *D=8 H=8 *' runtime
         ;;
     esac
 done

@@ -29,8 +29,10 @@ expect() {
 
 json=$scratch/first.json
 expect "tiny" 0 'backward' "$cofuse" bench --tiny --ranks 1,2 --json "$json"
-expect "tiny in the other ways" 0 'cold  yes' "$cofuse" bench --tiny --ranks 1,3 \
-    --engine thread --cache both --staged both --pin both --threads 1 --warmup 0 --repeat 2
+expect "tiny with buffers in turn" 0 'cold  no' "$cofuse" bench --tiny --ranks 3 \
+    --engine thread --cache cold --threads 1 --warmup 0 --repeat 2
+expect "tiny in the other ways" 0 'warm  yes' "$cofuse" bench --tiny --ranks 1,3 \
+    --engine thread --staged both --pin both --threads 1 --warmup 0 --repeat 2
 expect "each variant is listed once" 0 'ranks=3' \
     bash -c "'$cofuse' bench --tiny --ranks 1,3 --staged both --list | tee '$scratch/list'
              [ -z \"\$(sort '$scratch/list' | uniq -d)\" ]"

@@ -305,7 +305,8 @@ static inline void test_tri_compare(const struct test_tri *t, double bound, doub
         .eps_in = 1e-5, .eps_out = 1e-5, .x = x, .mask = mask, .residual = residual,
         .weights = {w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], w[8], w[9], w[10], w[11]}};
     const struct cofi_trimul_ref_grads grads = {dx,    dw[0], dw[1], dw[2], dw[3],  dw[4], dw[5],
-                                                dw[6], dw[7], dw[8], dw[9], dw[10], dw[11]};
+                                                dw[6], dw[7], dw[8], dw[9], dw[10], dw[11],
+                                                NULL};
     CHECK_OK(cofi_trimul_ref_forward(&problem, &(struct cofi_trimul_ref_out){.out = out}));
     double error = test_tri_error(t->out, out, n);
     CHECK(error <= bound, "%s: out %g", test_tri_text(t), error);

@@ -126,7 +126,7 @@ static inline void backward(const struct test *t)
     double *const *g = t->grad;
     struct cofi_trimul_ref_grads grads = {
         g[X], g[NORM_IN_W], g[NORM_IN_B], g[P_IN], g[P_IN_B], g[G_IN], g[G_IN_B],
-        g[NORM_OUT_W], g[NORM_OUT_B], g[P_OUT], g[P_OUT_B], g[G_OUT], g[G_OUT_B]};
+        g[NORM_OUT_W], g[NORM_OUT_B], g[P_OUT], g[P_OUT_B], g[G_OUT], g[G_OUT_B], NULL};
     REQUIRE(cofi_trimul_ref_backward(&problem, t->in[DOUT], &grads) == COF_OK);
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
 /* A covering set: every value of every factor meets every value of every other one in some case
- * (where the pair is legal and affordable), found greedily by random candidates; filled up with
- * random cases, and with a list of cases that must not be left to chance. */
+ * (where the pair is legal and affordable), found greedily by random candidates, beside a list of
+ * cases that must not be left to chance. With --full, and on devices, random ones fill it up. */
 #include "ops/attention/attention_cases.h"
 
 #include <pthread.h>
@@ -47,63 +47,69 @@ static const struct factor {
     [COMPACT] = {"only_compact", 2, 2, {"0", "1"}},
 };
 
-/* The explicit list: as on the line of a case; what is not named has its first value. ranks: bit
- * P-1, 0 for any; every bit of P > 4 is that of 4. */
+/* Rank counts: bit P-1, 0 for any; every bit of P > 4 is that of 4. */
+enum { P2 = 2, P3 = 4, P4 = 8, ODD = 1 | P3, EVEN = P2 | P4 };
+
+/* The explicit list: as on the line of a case; what is not named has its first value. A case of
+ * many rows takes as long as dozens of others: on the CPU, without --full, only some rank counts
+ * have it. */
 static const struct listed {
-    unsigned ranks;
+    unsigned ranks, quick_ranks;
     bool full; /* with --full only */
     const char *text;
 } listed[] = {
-    {0, false, "mask=causal s=698 dims=64/64 calls=fwd+bwd"},
-    {0, false, "mask=causal s=698 heads=8:1 dims=32/32 chunking=padded calls=two"},
-    {0, false, "dtype=f32 mask=causal s=698 dims=128/128 calls=two delay=random"},
-    {0, false, "mask=causal s=129 data=integer calls=two heads=32:8 dims=32/32"},
-    {0, false, "dtype=f32 s=698 data=integer calls=fwd+bwd layout=contiguous"},
-    {0, false, "mask=causal s=2999 dims=64/64 calls=fwd+bwd"},
-    {0, false, "mask=causal s=698 dims=64/64 calls=two schedule=gather save_kv=1"},
-    {0, false, "s=698 dims=64/64 calls=two save_kv=1 delay=random"},
-    {0, false, "mask=causal s=698 dims=64/64 calls=two schedule=gather chunking=padded heads=8:1"},
-    {0, false, "dtype=f32 s=2999 dims=32/32 layout=contiguous chunking=padded calls=fwd+bwd"},
-    {0, false, "mask=causal s=698 data=nan_k heads=5:5 dims=32/32"},
-    {0, false, "mask=causal s=698 data=nan_v chunking=padded b=2 dims=64/64"},
-    {0, false, "mask=causal s=698 data=inf_v layout=contiguous dtype=f32 dims=32/32"},
-    {0, false, "mask=causal s=129 data=nan_q heads=8:1 dims=128/128 format=sbhd"},
-    {0, false, "mask=none s=129 data=nan_v dtype=f32 heads=8:8 dims=5/3"},
-    {0, false, "mask=none s=129 data=nan_k strides=padded heads=32:8 dims=32/32"},
-    {0, false, "dtype=f32 mask=causal s=129 data=nan_k dims=64/64 calls=fwd_x20"},
-    {0, false, "dtype=f16 mask=causal s=698 heads=8:1 dims=96/96 calls=two"},
-    {0, false, "dtype=f16 mask=causal s=129 data=inf_v dims=64/64"},
-    {1 << 1 | 1 << 3, false, "mask=causal s=32769 dims=64/64 calls=fwd+bwd"},
-    {0, false, "mask=causal window=c-1:1 s=698 dims=64/64 calls=two"},
-    {0, false, "mask=causal window=c:0 s=698 dims=64/64 calls=fwd+bwd heads=8:1 chunking=padded"},
-    {0, false, "window=3c:3c s=698 dims=64/64 calls=two schedule=gather"},
-    {0, false, "window=c+1:c s=2999 dims=32/32 calls=fwd+bwd layout=contiguous"},
-    {0, false, "mask=causal window=1:0 s=129 data=integer calls=two dims=32/32 save_kv=1"},
-    {0, false, "mask=causal window=c+1:c s=698 data=nan_k dims=32/32"},
-    {0, true, "mask=causal s=32769 dims=64/64 calls=fwd+bwd chunking=padded wire_f32=1"},
-    {0, true, "dtype=f32 s=32769 dims=64/64 calls=fwd+bwd layout=contiguous"},
-    {0, true, "dtype=f16 mask=causal s=32769 dims=64/64 calls=fwd+bwd"},
-    {0, true, "mask=causal s=4096 heads=8:1 dims=128/128 calls=fwd+bwd"},
-    {0, true, "mask=causal s=512 heads=32:8 dims=128/128 calls=two strides=padded"},
-    {0, true, "dtype=f32 mask=causal s=2999 heads=5:5 dims=192/128 calls=fwd+bwd"},
+    {0, EVEN, false, "mask=causal s=698 dims=64/64 calls=fwd+bwd"},
+    {0, ODD, false, "mask=causal s=698 heads=8:1 dims=32/32 chunking=padded calls=two"},
+    {0, EVEN, false, "dtype=f32 mask=causal s=698 dims=128/128 calls=two delay=random"},
+    {0, 0, false, "mask=causal s=129 data=integer calls=two heads=32:8 dims=32/32"},
+    {0, ODD, false, "dtype=f32 s=698 data=integer calls=fwd+bwd layout=contiguous"},
+    {0, P2, false, "mask=causal s=2999 dims=64/64 calls=fwd+bwd"},
+    {0, ODD, false, "mask=causal s=698 dims=64/64 calls=two schedule=gather save_kv=1"},
+    {0, EVEN, false, "s=698 dims=64/64 calls=two save_kv=1 delay=random"},
+    {0, EVEN, false,
+     "mask=causal s=698 dims=64/64 calls=two schedule=gather chunking=padded heads=8:1"},
+    {0, P3, false, "dtype=f32 s=2999 dims=32/32 layout=contiguous chunking=padded calls=fwd+bwd"},
+    {0, 0, false, "mask=causal s=698 data=nan_k heads=5:5 dims=32/32"},
+    {0, 0, false, "mask=causal s=698 data=nan_v chunking=padded b=2 dims=64/64"},
+    {0, 0, false, "mask=causal s=698 data=inf_v layout=contiguous dtype=f32 dims=32/32"},
+    {0, 0, false, "mask=causal s=129 data=nan_q heads=8:1 dims=128/128 format=sbhd"},
+    {0, 0, false, "mask=none s=129 data=nan_v dtype=f32 heads=8:8 dims=5/3"},
+    {0, 0, false, "mask=none s=129 data=nan_k strides=padded heads=32:8 dims=32/32"},
+    {0, 0, false, "dtype=f32 mask=causal s=129 data=nan_k dims=64/64 calls=fwd_x20"},
+    {0, ODD, false, "dtype=f16 mask=causal s=698 heads=8:1 dims=96/96 calls=two"},
+    {0, 0, false, "dtype=f16 mask=causal s=129 data=inf_v dims=64/64"},
+    {P2 | P4, P4, false, "mask=causal s=32769 dims=64/64 calls=fwd+bwd"},
+    {0, EVEN, false, "mask=causal window=c-1:1 s=698 dims=64/64 calls=two"},
+    {0, ODD, false,
+     "mask=causal window=c:0 s=698 dims=64/64 calls=fwd+bwd heads=8:1 chunking=padded"},
+    {0, EVEN, false, "window=3c:3c s=698 dims=64/64 calls=two schedule=gather"},
+    {0, P4, false, "window=c+1:c s=2999 dims=32/32 calls=fwd+bwd layout=contiguous"},
+    {0, 0, false, "mask=causal window=1:0 s=129 data=integer calls=two dims=32/32 save_kv=1"},
+    {0, ODD, false, "mask=causal window=c+1:c s=698 data=nan_k dims=32/32"},
+    {0, 0, true, "mask=causal s=32769 dims=64/64 calls=fwd+bwd chunking=padded wire_f32=1"},
+    {0, 0, true, "dtype=f32 s=32769 dims=64/64 calls=fwd+bwd layout=contiguous"},
+    {0, 0, true, "dtype=f16 mask=causal s=32769 dims=64/64 calls=fwd+bwd"},
+    {0, 0, true, "mask=causal s=4096 heads=8:1 dims=128/128 calls=fwd+bwd"},
+    {0, 0, true, "mask=causal s=512 heads=32:8 dims=128/128 calls=two strides=padded"},
+    {0, 0, true, "dtype=f32 mask=causal s=2999 heads=5:5 dims=192/128 calls=fwd+bwd"},
 };
 
 /* The same for CUDA devices, beside those. */
 static const struct listed listed_cuda[] = {
-    {0, false, "mask=causal s=698 dims=128/128 calls=graph"},
-    {0, false, "mask=causal s=698 dims=128/128 calls=graph schedule=gather heads=32:8"},
-    {0, false, "mask=causal s=129 dims=64/64 calls=fwd_x1000 delay=random"},
-    {0, false, "mask=causal s=4096 dims=128/128 heads=5:5 only_compact=1"},
-    {0, false, "s=4096 dims=128/128 heads=8:1 format=sbhd b=2"},
+    {0, 0, false, "mask=causal s=698 dims=128/128 calls=graph"},
+    {0, 0, false, "mask=causal s=698 dims=128/128 calls=graph schedule=gather heads=32:8"},
+    {0, 0, false, "mask=causal s=129 dims=64/64 calls=fwd_x1000 delay=random"},
+    {0, 0, false, "mask=causal s=4096 dims=128/128 heads=5:5 only_compact=1"},
+    {0, 0, false, "s=4096 dims=128/128 heads=8:1 format=sbhd b=2"},
     /* Long enough for the last section to go in two parts. */
-    {0, false, "mask=causal s=4096 dims=128/128 heads=32:8 b=2"},
-    {0, false, "mask=causal s=4096 dims=128/128 heads=20:20 b=2 calls=graph delay=random"},
-    {0, false, "mask=causal window=c:0 s=4096 dims=128/128 calls=graph"},
-    {0, false, "mask=causal s=2999 dims=192/128 heads=5:5 strides=padded calls=two"},
-    {1 << 3, true, "mask=causal s=262144 dims=128/128 heads=20:20 only_compact=1"},
+    {0, 0, false, "mask=causal s=4096 dims=128/128 heads=32:8 b=2"},
+    {0, 0, false, "mask=causal s=4096 dims=128/128 heads=20:20 b=2 calls=graph delay=random"},
+    {0, 0, false, "mask=causal window=c:0 s=4096 dims=128/128 calls=graph"},
+    {0, 0, false, "mask=causal s=2999 dims=192/128 heads=5:5 strides=padded calls=two"},
+    {P4, 0, true, "mask=causal s=262144 dims=128/128 heads=20:20 only_compact=1"},
 };
 
-enum { N_SET = 100, N_FULL = 2000, MAX_CASES = N_FULL + 100 };
+enum { N_CUDA = 100, N_FULL = 2000, MAX_CASES = N_FULL + 100 };
 #define MAX_WORK 2.5e9 /* flops of the reference in a case of the set: about 0.4 s on one core */
 #define SCORE_WORK 150 /* a score's exp, mask and the like, in flops */
 
@@ -344,7 +350,10 @@ static void add_listed(struct case_list *list, pair_table left, const struct lis
 {
     int bit = list->n_ranks < 4 ? list->n_ranks - 1 : 3;
     for (size_t i = 0; i < n; i++)
-        if ((list->full || !from[i].full) && (!from[i].ranks || from[i].ranks >> bit & 1)) {
+        if ((list->full || !from[i].full) &&
+            (!from[i].ranks || from[i].ranks >> bit & 1) &&
+            (!from[i].quick_ranks || list->full || list->cuda ||
+             from[i].quick_ranks >> bit & 1)) {
             struct tuple t = parse_listed(from[i].text);
             if (list->cuda)
                 adapt_to_cuda(&t);
@@ -373,7 +382,7 @@ static void build(struct case_list *list)
                     if (left[f][g][v][w])
                         cover_one(list, &state, left, f, v, g, w);
     struct tuple t;
-    int64_t wanted = list->full ? N_FULL : N_SET;
+    int64_t wanted = list->full ? N_FULL : list->cuda ? N_CUDA : 0;
     for (int i = 0; i < 4 * N_FULL && list->n < wanted; i++) /* s=129 and s=698, masks in turn */
         if (random_tuple(list, &state, ROWS, 6 + i % 2, MASK, i / 2 % 2, &t))
             add(list, &t);

@@ -179,9 +179,17 @@ enum { N_LISTED = sizeof listed / sizeof listed[0], N_FULL = 1200, MAX_CASES = N
 
 /* ---- a rank count's list -------------------------------------------------------------------- */
 
+/* What a word sets: the bytes of its option's target. */
+struct setting {
+    unsigned char bytes[sizeof(struct cofi_ints)];
+};
+
 struct case_list {
     int n_ranks;
     bool full;
+    const struct cofi_option *option[N_FACTORS];
+    /* Read once: the search for pairs looks at ten thousands of tuples. */
+    struct setting setting[N_FACTORS][COFI_COVER_VALUES];
     char grid[COFI_COVER_VALUES][24];
     struct cofi_cover_factor factors[N_FACTORS];
     struct cofi_cover cover;
@@ -229,10 +237,27 @@ static void to_line(const struct case_list *list, const struct cofi_cover_tuple 
     write_ints("cols", &offsets, line, bytes);
 }
 
-static bool read(const char *line, struct cofi_tm_case *c)
+static size_t bytes_of(const struct cofi_option *o)
+{
+    return o->kind == COFI_OPTION_INTS  ? sizeof(struct cofi_ints)
+           : o->kind == COFI_OPTION_INT ? sizeof(int64_t)
+                                        : sizeof(int); /* CHOICE */
+}
+
+/* What the line of a tuple says. */
+static void to_case(const struct case_list *list, const struct cofi_cover_tuple *t,
+                    struct cofi_tm_case *c)
 {
     *c = (struct cofi_tm_case){.b = 1};
-    return cofi_option_read_line(line, cofi_tm_check_words, c) == COF_OK;
+    for (int f = 0; f < N_FACTORS; f++)
+        if (f != OFFSETS)
+            memcpy((char *)c + list->option[f]->place, &list->setting[f][t->value[f]],
+                   bytes_of(list->option[f]));
+    if (c->shard != COF_TRIMUL_EXPLICIT)
+        return;
+    bool last = t->value[OFFSETS] == 1;
+    choose_offsets(last, c->n.at[0], c->grid.at[0], &c->rows);
+    choose_offsets(last, c->n.at[0], c->grid.at[1], &c->cols);
 }
 
 /* What goes together. Integer data needs pairs of elements that cancel in a norm, and gates that
@@ -273,12 +298,10 @@ static bool legal(const void *arg, const struct cofi_cover_tuple *t)
 {
     const struct case_list *list = arg;
     struct cofi_tm_case c;
-    char line[500];
-    bool is_explicit = !strcmp(word(list, t, SHARD), "explicit");
-    if (!is_explicit && t->value[OFFSETS])
+    to_case(list, t, &c);
+    if (c.shard != COF_TRIMUL_EXPLICIT && t->value[OFFSETS])
         return false;
-    to_line(list, t, line, sizeof line);
-    return read(line, &c) && means_something(&c) && work(&c) <= MAX_WORK;
+    return means_something(&c) && work(&c) <= MAX_WORK;
 }
 
 /* Every grid of the rank count, then 0x0, the plan's choice. */
@@ -294,10 +317,31 @@ static void make_grids(struct case_list *list)
         list->factors[GRID].value[i] = list->grid[i];
 }
 
+/* The options that the factors set, and what each of their words is. */
+static bool read_words(struct case_list *list)
+{
+    for (int f = 0; f < N_FACTORS; f++) {
+        const struct cofi_option *o = cofi_tm_check_words;
+        while (f != OFFSETS && o->name && strcmp(o->name, list->factors[f].key))
+            o++;
+        list->option[f] = o;
+        for (int v = 0; f != OFFSETS && v < list->factors[f].n; v++) {
+            struct cofi_tm_case c;
+            char wanted[COFI_OPTION_WANTED_BYTES];
+            if (!o->name || !cofi_option_set(o, list->factors[f].value[v], &c, wanted))
+                return false;
+            memcpy(&list->setting[f][v], (char *)&c + o->place, bytes_of(o));
+        }
+    }
+    return true;
+}
+
 static void build(struct case_list *list)
 {
     memcpy(list->factors, all_factors, sizeof all_factors);
     make_grids(list);
+    if (!read_words(list))
+        return; /* no case: a word that its option does not take */
     list->cover = (struct cofi_cover){.factors = list->factors, .n_factors = N_FACTORS,
                                       .legal = legal, .arg = list, .tuples = list->tuples,
                                       .max = MAX_CASES};
@@ -347,9 +391,8 @@ void cofi_tm_case_line(const struct cofi_check_options *options, int64_t idx, ch
 
 void cofi_tm_case(const struct cofi_check_options *options, int64_t idx, struct cofi_tm_case *c)
 {
-    char line[500];
-    cofi_tm_case_line(options, idx, line, sizeof line);
-    read(line, c);
+    const struct case_list *list = list_for(options);
+    to_case(list, &list->tuples[idx], c);
     c->forward_only = c->calls == COFI_TM_FORWARD;
     if (c->data == COFI_TM_INTEGER) { /* norms by 1 and by powers of 2: trimul_check_data.c */
         c->eps_in = 1e-30;

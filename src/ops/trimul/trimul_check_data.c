@@ -260,15 +260,17 @@ static cof_status make_reference(const struct cofi_tm_data *data, const struct c
                           widen(data->weight[w], cofi_tm_weight_dtype(c, w), 0,
                                 cofi_tm_weight_elements(w, c->d, c->h), &memory));
     struct cofi_trimul_ref_out out = {.out = p->out + b * n};
-    COF_TRY(cofi_trimul_ref_forward(&ref, &out));
-    maxima[COFI_TM_E_OUT] = max_abs(out.out, n);
-    if (!dout)
+    if (!dout) {
+        COF_TRY(cofi_trimul_ref_forward(&ref, &out));
+        maxima[COFI_TM_E_OUT] = max_abs(out.out, n);
         return COF_OK;
-    struct cofi_trimul_ref_grads grads = {.x = p->dx + b * n};
+    }
+    struct cofi_trimul_ref_grads grads = {.x = p->dx + b * n, .out = out.out};
     double *all = p->grads + b * data->grad_elements;
     for (int w = 0; w < COFI_TRI_WEIGHTS; w++)
         cofi_tm_ref_grads_bind(&grads, w, all + data->grad_at[w]);
     COF_TRY(cofi_trimul_ref_backward(&ref, dout, &grads));
+    maxima[COFI_TM_E_OUT] = max_abs(out.out, n);
     for (int64_t i = 0; i < n && c->residual == COFI_TM_IS_X; i++)
         grads.x[i] += dout[i];
     maxima[COFI_TM_E_DX] = max_abs(grads.x, n);

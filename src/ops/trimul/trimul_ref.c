@@ -104,29 +104,36 @@ static void norm_backward(const double *x, const double *w, int64_t n, double ep
     }
 }
 
+/* sum_d w_d x_d, in four sums: each add waits for the one before. */
+static double dot(const double *w, const double *x, int64_t n)
+{
+    double sum[4] = {0, 0, 0, 0};
+    int64_t d = 0;
+    for (; d + 4 <= n; d += 4)
+        for (int i = 0; i < 4; i++)
+            sum[i] += w[d + i] * x[d + i];
+    for (; d < n; d++)
+        sum[0] += w[d] * x[d];
+    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
+
 /* y_o = sum_d w_od x_d + b_o */
 static void linear(const double *x, const double *w, const double *b, int64_t n_out, int64_t n_in,
                    double *y)
 {
-    for (int64_t o = 0; o < n_out; o++) {
-        y[o] = 0;
-        for (int64_t d = 0; d < n_in; d++)
-            y[o] += w[o * n_in + d] * x[d];
-        if (b)
-            y[o] += b[o];
-    }
+    for (int64_t o = 0; o < n_out; o++)
+        y[o] = dot(w + o * n_in, x, n_in) + (b ? b[o] : 0);
 }
 
 /* dx_d += sum_o w_od dy_o;  dw_od += dy_o x_d;  db_o += dy_o */
 static void linear_backward(const double *x, const double *w, int64_t n_out, int64_t n_in,
-                            const double *dy, double *dx, double *dw, double *db)
+                            const double *dy, double *restrict dx, double *restrict dw, double *db)
 {
     for (int64_t o = 0; o < n_out; o++) {
-        for (int64_t d = 0; d < n_in; d++) {
+        for (int64_t d = 0; d < n_in; d++)
             dx[d] += w[o * n_in + d] * dy[o];
-            if (dw)
-                dw[o * n_in + d] += dy[o] * x[d];
-        }
+        for (int64_t d = 0; dw && d < n_in; d++)
+            dw[o * n_in + d] += dy[o] * x[d];
         if (db)
             db[o] += dy[o];
     }
@@ -153,18 +160,33 @@ static void front(const struct cofi_trimul_ref_problem *t, const struct stages *
     linear(xn, w->g_out, w->g_out_b, dim, dim, s->gate + pair * dim);
 }
 
-/* tri_ijh = sum_k a_ikh b_jkh (outgoing), sum_k a_kih b_kjh (incoming) */
+/* tri_ijh = sum_k a_ikh b_jkh (outgoing), sum_k a_kih b_kjh (incoming), of n features h from
+ * `first` on: at most a block's, whose sums stay in registers. */
+enum { BLOCK = 8 };
+static inline void triangle_block(const struct cofi_trimul_ref_problem *t, const struct stages *s,
+                                  int64_t batch, int64_t i, int64_t j, int64_t first, int64_t n)
+{
+    const int64_t n_ab = 2 * t->hidden, n_k = t->n;
+    double sum[BLOCK] = {0};
+    for (int64_t k = 0; k < n_k; k++) {
+        const double *a = s->ab + edge(t, batch, i, k) * n_ab + first;
+        const double *b = s->ab + edge(t, batch, j, k) * n_ab + t->hidden + first;
+        for (int64_t h = 0; h < n; h++)
+            sum[h] += a[h] * b[h];
+    }
+    double *tri = s->tri + ((batch * t->n + i) * t->n + j) * t->hidden + first;
+    for (int64_t h = 0; h < n; h++)
+        tri[h] = sum[h];
+}
+
 static void triangle(const struct cofi_trimul_ref_problem *t, const struct stages *s, int64_t batch,
                      int64_t i, int64_t j)
 {
-    const int64_t n_ab = 2 * t->hidden;
-    double *tri = s->tri + ((batch * t->n + i) * t->n + j) * t->hidden;
-    for (int64_t k = 0; k < t->n; k++) {
-        const double *a = s->ab + edge(t, batch, i, k) * n_ab;
-        const double *b = s->ab + edge(t, batch, j, k) * n_ab + t->hidden;
-        for (int64_t h = 0; h < t->hidden; h++)
-            tri[h] += a[h] * b[h];
-    }
+    int64_t first = 0;
+    for (; first + BLOCK <= t->hidden; first += BLOCK)
+        triangle_block(t, s, batch, i, j, first, BLOCK);
+    if (first < t->hidden)
+        triangle_block(t, s, batch, i, j, first, t->hidden - first);
 }
 
 /* trin = norm(tri);  proj = trin p_out^T + p_out_b */
@@ -188,17 +210,21 @@ static void forward(const struct cofi_trimul_ref_problem *t, const struct stages
         back(t, s, pair);
 }
 
+/* out = proj sigmoid(gate) + residual */
+static void write_out(const struct cofi_trimul_ref_problem *t, const struct stages *s, double *out)
+{
+    for (int64_t at = 0; out && at < n_pairs(t) * t->dim; at++)
+        out[at] = s->proj[at] * sigmoid(s->gate[at]) + (t->residual ? t->residual[at] : 0);
+}
+
 cof_status cofi_trimul_ref_forward(const struct cofi_trimul_ref_problem *t,
                                    const struct cofi_trimul_ref_out *results)
 {
     struct stages s;
     COF_TRY(stages_open(&s, t));
     forward(t, &s);
+    write_out(t, &s, results->out);
     for (int64_t pair = 0; pair < n_pairs(t); pair++) {
-        /* out = proj sigmoid(gate) + residual */
-        for (int64_t at = pair * t->dim; results->out && at < (pair + 1) * t->dim; at++)
-            results->out[at] =
-                s.proj[at] * sigmoid(s.gate[at]) + (t->residual ? t->residual[at] : 0);
         for (int64_t h = 0; h < t->hidden; h++) {
             const int64_t at = pair * t->hidden + h;
             if (results->a)
@@ -245,12 +271,14 @@ static void triangle_backward(const struct cofi_trimul_ref_problem *t, const str
     const int64_t n_ab = 2 * t->hidden;
     const double *dtri = ds->tri + ((batch * t->n + i) * t->n + j) * t->hidden;
     for (int64_t k = 0; k < t->n; k++) {
-        const int64_t at_a = edge(t, batch, i, k) * n_ab;
-        const int64_t at_b = edge(t, batch, j, k) * n_ab + t->hidden;
-        for (int64_t h = 0; h < t->hidden; h++) {
-            ds->ab[at_a + h] += dtri[h] * s->ab[at_b + h];
-            ds->ab[at_b + h] += dtri[h] * s->ab[at_a + h];
-        }
+        const int64_t at_a = edge(t, batch, i, k) * n_ab, hidden = t->hidden;
+        const int64_t at_b = edge(t, batch, j, k) * n_ab + hidden;
+        const double *a = s->ab + at_a, *b = s->ab + at_b;
+        double *restrict da = ds->ab + at_a, *restrict db = ds->ab + at_b;
+        for (int64_t h = 0; h < hidden; h++)
+            da[h] += dtri[h] * b[h];
+        for (int64_t h = 0; h < hidden; h++)
+            db[h] += dtri[h] * a[h];
     }
 }
 
@@ -311,6 +339,7 @@ cof_status cofi_trimul_ref_backward(const struct cofi_trimul_ref_problem *t, con
         goto close;
 
     forward(t, &s);
+    write_out(t, &s, grads->out);
     clear_grads(t, grads);
     for (int64_t pair = 0; pair < n_pairs(t); pair++)
         back_backward(t, &s, dout, &ds, grads, pair);

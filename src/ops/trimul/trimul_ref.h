@@ -56,6 +56,7 @@ struct cofi_trimul_ref_grads {
     double *norm_out_w, *norm_out_b;
     double *p_out, *p_out_b;
     double *g_out, *g_out_b;
+    double *out; /* no gradient: that of forward, which backward passes by */
 };
 
 /* COF_ERR_NOMEM. */
