@@ -54,8 +54,8 @@ static inline double test_cuda_seconds(void)
 
 /* ---- a rank --------------------------------------------------------------------------------- */
 
-static inline bool test_cuda_join(struct test_cuda_rank *r, int n_ranks, const char *job,
-                                  const char *device)
+static inline bool test_cuda_enter(struct test_cuda_rank *r, int n_ranks, const char *job,
+                                   const char *device)
 {
     cof_world_options o = COF_WORLD_OPTIONS_INIT;
     o.rank = n_ranks == 1 ? 0 : r->rank;
@@ -65,9 +65,16 @@ static inline bool test_cuda_join(struct test_cuda_rank *r, int n_ranks, const c
     o.device = device;
     o.init_timeout = 30; /* run_timeout: COFUSE_TIMEOUT */
     CHECK_OK(cof_world_create(&o, &r->world));
-    if (!r->world)
+    if (r->world)
+        r->team = cof_world_team(r->world);
+    return r->world != NULL;
+}
+
+static inline bool test_cuda_join(struct test_cuda_rank *r, int n_ranks, const char *job,
+                                  const char *device)
+{
+    if (!test_cuda_enter(r, n_ranks, job, device))
         return false;
-    r->team = cof_world_team(r->world);
     CHECK_OK(r->op->make_plan(r));
     return r->plan != NULL;
 }
