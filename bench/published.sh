@@ -56,15 +56,15 @@ machine=${machine,,}-${n_devices}gpus
 # Ranks that share devices are threads, which run at once, where processes take turns of 2 ms. The
 # programs beside rivals start processes all the same, and check by way of the host: less of all.
 few=(--processes 1) starts=(--processes 3) sampled=(--samples 5 --processes 2)
-engine=() calls=() payloads=()
+engine=() calls=() payloads=() lengths=(16384 65536 262144)
 if [ "$ranks" -gt "$n_devices" ]; then
     engine=(--engine thread) starts=("${few[@]}") sampled=(--samples 3 "${few[@]}")
-    calls=(--tokens "1,64,512" --calls 4)
+    calls=(--tokens "1,64,512" --calls 4) lengths=(16384 65536)
     payloads=(--payloads "$((1 << 16)),$((1 << 20)),$((1 << 24)),$((1 << 26))")
 fi
 # Causal attention wants multiples of two chunks to a rank.
 rows=''
-for n_rows in 16384 65536 262144; do
+for n_rows in "${lengths[@]}"; do
     rows+=,$((n_rows - n_rows % (2 * ranks)))
 done
 # A process set ends before its row does.
