@@ -8,7 +8,8 @@ import torch
 
 import cofuse
 from attention_rivals_cuda import Inputs, make_contenders
-from device_rank import DeviceRank, relative, text_of
+from comparison import relative
+from device_rank import DeviceRank, text_of
 from sections_cuda import Sections
 
 # Largest relative root mean square error of sampled rows against float32 sums, and the largest
@@ -98,15 +99,7 @@ class Rank(DeviceRank):
         good = self.checked(contenders, inputs, case)
         ready = self.rounds(good, 1, case["failures"])
         case["times_s"] = self.times(ready)
-        for failure in case["failures"]:
-            failure.update(rows=n_rows, heads=n_heads, kv_heads=n_kv_heads)
-        self.meet()
-        ready.clear()  # graphs before the plans in them
-        for contender in contenders.values():
-            if hasattr(contender, "plan"):
-                contender.plan.destroy()
-        self.world.team.query()  # waits that failed tell it here
-        return case
+        return self.ended(case, contenders, ready, rows=n_rows, heads=n_heads, kv_heads=n_kv_heads)
 
 
 def main(options, rank, folder, path):

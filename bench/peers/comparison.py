@@ -52,6 +52,13 @@ def frame(script, options, **more):
     }
 
 
+def relative(ours, wanted):
+    """Relative root mean square difference; of two zeros none."""
+    size = wanted.double().square().mean().sqrt()
+    error = (ours.double() - wanted.double()).square().mean().sqrt()
+    return float(error / size) if float(size) else float(error)
+
+
 def contenders(cases):
     """{name: summary} of the same case in all process sets."""
     found = {}

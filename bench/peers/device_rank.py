@@ -26,13 +26,6 @@ SAMPLE_S = 0.02  # of calls one after the other: they keep the ranks in step
 MAX_CALLS = 100
 
 
-def relative(ours, wanted):
-    """Relative root mean square difference; of two zeros none."""
-    size = wanted.double().square().mean().sqrt()
-    error = (ours.double() - wanted.double()).square().mean().sqrt()
-    return float(error / size) if float(size) else float(error)
-
-
 def text_of(error):
     return f"{type(error).__name__}: {error}"[:300]
 
@@ -222,6 +215,20 @@ class DeviceRank:
                 if turn:
                     found[name].append(seconds)
         return found
+
+    # ---- the end of a case ----
+
+    def ended(self, case, contenders, ready, **key):
+        """The case, in whose failures is `key` now; its plans are gone. ready: as for `times`."""
+        for failure in case["failures"]:
+            failure.update(key)
+        self.meet()
+        ready.clear()  # graphs before the plans in them
+        for contender in contenders.values():
+            if getattr(contender, "plan", None):
+                contender.plan.destroy()
+        self.world.team.query()  # waits that failed tell it here
+        return case
 
     # ---- the whole ----
 

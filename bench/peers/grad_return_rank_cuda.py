@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 
 import cofuse
-from device_rank import DeviceRank, relative, text_of
+from comparison import relative
+from device_rank import DeviceRank, text_of
 
 # Relative root mean square error against fp64, for two ranks: some roundings of each element. A sum
 # that lacks a rank is off by 0.7.
@@ -169,14 +170,7 @@ class Rank(DeviceRank):
         good = self.checked(contenders, buffers, case)
         ready = self.rounds(good, buffers.n_sets, case["failures"])
         case["times_s"] = self.times(ready)
-        for failure in case["failures"]:
-            failure["payload_bytes"] = payload
-        self.meet()
-        ready.clear()  # graphs before the plans in them
-        for plan in plans:
-            plan.destroy()
-        self.world.team.query()  # waits that failed tell it here
-        return case
+        return self.ended(case, contenders, ready, payload_bytes=payload)
 
 
 def main(options, rank, folder, path):

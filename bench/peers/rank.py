@@ -2,17 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank of a process set: makes the tensors, checks the rivals against Cofuse, times all."""
 
-import json
 import os
 import statistics
 import time
-from datetime import timedelta
 from functools import partial
 
 import torch
 import torch.distributed as dist
 
 import cofuse
+from comparison import relative
+from comparison_cpu import largest
 from rivals import rivals_of
 from sections import KERNEL, fastest_forms
 
@@ -47,19 +47,6 @@ class Cofuse:
         return tuple(t.transpose(1, 2) for t in self.gradients)
 
 
-def _difference(ours, theirs):
-    wanted = ours.double()
-    error = (theirs.double() - wanted).pow(2).mean().sqrt()
-    return float(error / wanted.pow(2).mean().sqrt())
-
-
-def _largest(value):
-    """Over the ranks; a value that is no number counts as largest."""
-    worst = torch.tensor([value if value == value else float("inf")], dtype=torch.float64)
-    dist.all_reduce(worst, dist.ReduceOp.MAX)
-    return float(worst)
-
-
 def _results(contender, tensors):
     q, k, v, dout = tensors
     out = contender.forward(q, k, v)
@@ -74,7 +61,7 @@ def _checked(contenders, tensors, bound):
         if name == "cofuse":
             continue
         found = _results(contender, tensors)
-        worst = [_largest(_difference(a, b)) for a, b in zip(wanted, found)]
+        worst = largest(*map(relative, found, wanted))
         differences[name] = dict(zip(("o", "lse", "dq", "dk", "dv"), worst))
         if max(worst) <= bound:
             good[name] = contender
@@ -170,6 +157,7 @@ def _case(world, options, n_rows):
     contenders["cofuse"].plan.destroy()
     return {
         "rows": n_rows,
+        "kernel": KERNEL,
         "forms": {direction: form.name for direction, form in forms[0].items()},
         "plan": describe,
         "differences": differences,
@@ -180,21 +168,5 @@ def _case(world, options, n_rows):
     }
 
 
-def main(options, rank, size, port, path):
-    """Runs all row counts; rank 0 writes the results to the path."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(options["threads"])
-    torch.set_grad_enabled(False)
-    limit = timedelta(seconds=options["timeout"])
-    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=limit)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
-    cores = os.sched_getaffinity(0)
-    with cofuse.init(group=dist.group.WORLD, n_threads=options["threads"]) as world:
-        cases = [_case(world, options, n_rows) for n_rows in options["rows"]]
-        world.team.barrier()
-    moved = os.sched_getaffinity(0) != cores
-    if rank == 0:
-        with open(path, "w") as file:
-            json.dump({"cases": cases, "kernel": KERNEL, "affinity_changed": moved}, file)
-    dist.barrier()
-    dist.destroy_process_group()
+def cases(world, options):
+    return [_case(world, options, n_rows) for n_rows in options["rows"]]

@@ -7,7 +7,8 @@ import math
 import torch
 
 import cofuse
-from device_rank import DeviceRank, relative, text_of
+from comparison import relative
+from device_rank import DeviceRank, text_of
 from rivals_cuda import EPS, Buffers, Eager, make_contenders, symmetric_memory
 
 # Relative root mean square error of results against fp64, for two ranks: some roundings of each
@@ -107,14 +108,7 @@ class Rank(DeviceRank):
         n_calls = self.options["calls"]
         ready = {name: (self.enqueuer(c, n_sets), n_calls) for name, c in good.items()}
         case["times_s"] = self.times(ready, buffers.restore)
-        for failure in case["failures"]:
-            failure["tokens"] = n_tokens
-        self.meet()
-        ready.clear()  # graphs before the plans in them
-        for plan in plans:
-            plan.destroy()
-        self.world.team.query()  # waits that failed tell it here
-        return case
+        return self.ended(case, contenders, ready, tokens=n_tokens)
 
 
 def main(options, rank, folder, path):
