@@ -59,7 +59,7 @@ few=(--processes 1) starts=(--processes 3) sampled=(--samples 5 --processes 2)
 engine=() calls=() payloads=() lengths=(16384 65536 262144)
 if [ "$ranks" -gt "$n_devices" ]; then
     engine=(--engine thread) starts=("${few[@]}") sampled=(--samples 3 "${few[@]}")
-    calls=(--tokens "1,64,512" --calls 4) lengths=(16384 65536)
+    calls=(--calls 4 --tokens "1,64,512") lengths=(16384 65536)
     payloads=(--payloads "$((1 << 16)),$((1 << 20)),$((1 << 24)),$((1 << 26))")
 fi
 # Causal attention wants multiples of two chunks to a rank.
