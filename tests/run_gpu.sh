@@ -215,7 +215,7 @@ grad_on_devices() { # grad_on_devices NAME DEVICES LEAST_RANKS
 row unit/cuda_world "$all" 2 '' build/tests/unit_cuda_world
 on_devices one "${visible[0]}" 1
 allreduce_on_devices one "${visible[0]}" 1
-row one/allreduce_rmsnorm/killed/ranks=2 "${visible[0]}" 2 '' build/tests/unit_cuda_allreduce
+row one/allreduce_rmsnorm/killed/ranks=4 "${visible[0]}" 4 '' build/tests/unit_cuda_allreduce
 attention_on_devices one "${visible[0]}" 1
 row one/attention/killed/ranks=3 "${visible[0]}" 3 '' build/tests/unit_cuda_attention
 grad_on_devices one "${visible[0]}" 1
@@ -223,7 +223,7 @@ row one/grad_return/killed/ranks=2 "${visible[0]}" 2 '' build/tests/unit_cuda_gr
 if [ ${#visible[@]} -gt 1 ]; then
     on_devices all "$all" 2
     allreduce_on_devices all "$all" 2
-    row all/allreduce_rmsnorm/killed/ranks=2 "$all" 2 '' build/tests/unit_cuda_allreduce
+    row all/allreduce_rmsnorm/killed/ranks=4 "$all" 4 '' build/tests/unit_cuda_allreduce
     attention_on_devices all "$all" 2
     row all/attention/killed/ranks=3 "$all" 3 '' build/tests/unit_cuda_attention
     grad_on_devices all "$all" 2
