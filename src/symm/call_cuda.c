@@ -90,6 +90,11 @@ cof_status cofi_cuda_max_blocks(const cof_team *team, const void *kernel, int th
     COF_FAIL_IF(per_sm < 1, COF_ERR_UNSUPPORTED,
                 "device %d cannot hold a block of %d threads and %zu bytes of shared memory",
                 w->device, threads, shared_bytes);
+    /* Whether a multiprocessor takes a second block depends on what it runs and has run: it divides
+     * its memory anew only when it is empty. Of three ranks that fill a device the last ones to
+     * begin would then get places one by one, behind those who wait for them. */
+    if (w->most_ranks > 1)
+        per_sm = 1;
     *n_blocks_out = cofi_cuda_share(w, per_sm * w->n_sms, max_ctas);
     return COF_OK;
 }
