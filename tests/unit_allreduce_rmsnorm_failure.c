@@ -283,8 +283,11 @@ static int live_or_die(int rank, int n_ranks, const char *job, cof_allreduce_alg
     test_arn_make(&t, &p, TOKENS, rank, n_ranks, 1);
     CHECK_OK(cof_allreduce_rmsnorm_run(plan, &t.args, COF_STREAM_NOW));
     CHECK(test_arn_wrong(&t) == 0, "%lld elements", (long long)test_arn_wrong(&t));
-    if (rank == 1)
+    CHECK_OK(cof_team_barrier(cof_world_team(world)));
+    if (rank == 1) {
+        usleep(300000); /* the others are past the barrier */
         raise(SIGKILL);
+    }
     double begin = seconds();
     cof_status status = cof_allreduce_rmsnorm_run(plan, &t.args, COF_STREAM_NOW);
     CHECK(status == COF_ERR_PEER_DEAD && strstr(cof_last_error(), "rank 1"), "%s: %s",
