@@ -36,7 +36,8 @@ def table(names, rows):
 
 
 def groups_of(document):
-    """{(ranks, devices, H): (bytes of a row, {T: {algorithm: seconds}}, default or None)}.
+    """{(ranks, devices, H, type): (bytes of a row, {T: {algorithm: seconds}}, default or None)}.
+    Of several results for the same place the last counts.
 
     The default is (one_shot_rows, max_tokens) of the plan with the most max_tokens."""
     groups = {}
@@ -46,9 +47,10 @@ def groups_of(document):
                 case.get("how") != "graph":  # eager calls tell of the host
             continue
         hidden, algorithm = int(case["H"]), case.get("algorithm", "auto")
-        key = result["ranks"], result.get("devices", 0), hidden
+        dtype = case.get("dtype", "bf16")
+        key = result["ranks"], result.get("devices", 0), hidden, dtype
         row_bytes, medians, default = groups.get(key, (0, {}, None))
-        row_bytes = hidden * ITEM[case.get("dtype", "bf16")]
+        row_bytes = hidden * ITEM[dtype]
         if algorithm != "auto":
             medians.setdefault(int(case["T"]), {})[algorithm] = result["median_s"]
         elif "one_shot_rows" in plan:
@@ -96,7 +98,7 @@ def default_text(default, row_bytes):
 
 
 def group_text(key, row_bytes, medians, default):
-    n_ranks, n_devices, hidden = key
+    n_ranks, n_devices, hidden, dtype = key
     rows, points = [], []
     for n_tokens in sorted(medians):
         one, two = (medians[n_tokens].get(name) for name in (ONE, TWO))
@@ -106,8 +108,9 @@ def group_text(key, row_bytes, medians, default):
         rows.append([n_tokens, n_tokens * row_bytes, *cells,
                      f"{two / one:.2f}" if one and two else "-"])
     shared = ", which share them" if n_devices < n_ranks else ""
+    kind = "" if dtype == "bf16" else f", {dtype}"
     return "\n\n".join([
-        f"{n_ranks} ranks on {n_devices} devices{shared}, H = {hidden}:",
+        f"{n_ranks} ranks on {n_devices} devices{shared}, H = {hidden}{kind}:",
         table(["T", "bytes", "one-shot us", "two-shot us", "two-shot / one-shot"], rows),
         f"{verdict(points, row_bytes)} {default_text(default, row_bytes)}",
     ])

@@ -8,7 +8,7 @@
 #
 # A line for each row, and its table. N is the number of visible devices, and at least 2; with more
 # ranks than devices some share one: everything runs, but times tell nothing of N devices. REGEX
-# selects rows by name, so that a machine lent for minutes can do a part at a time. A row is killed
+# selects rows by name, so that a part can be done at a time. A row is killed
 # after S seconds [150]. Documents go to FOLDER/results and FOLDER/peers/results [build/published];
 # --out bench puts them where pages show them from. Exit code 1 when a row fails.
 #
@@ -38,9 +38,11 @@ python=${PYTHON:-python3}
 
 # ---- the machine ----
 
-mapfile -t names < <(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null)
+found=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null) || found=''
+names=()
+[ -z "$found" ] || mapfile -t names <<<"$found"
 n_devices=${#names[@]}
-if [ -n "${CUDA_VISIBLE_DEVICES:-}" ]; then
+if [ -n "${CUDA_VISIBLE_DEVICES+x}" ]; then
     n_devices=$(awk -F, '{ print NF }' <<<"$CUDA_VISIBLE_DEVICES")
 fi
 if [ -z "$list" ] && { [ ! -x build/cofuse ] || [ ${#names[@]} -eq 0 ]; }; then
@@ -89,7 +91,7 @@ row() { # ROW FILE COMMAND...
     shift 2
     [[ $name =~ $only ]] || return 0
     if [ -n "$list" ]; then
-        printf '%-24s %s\n' "$name" "$* --json $file"
+        printf '%-24s%s\n' "$name" "$(printf ' %q' "$@" --json "$file")"
         return 0
     fi
     mkdir -p "$(dirname "$file")"

@@ -80,15 +80,15 @@ check_page docs/cuda.md cuda "${1:-}"
 # Tables that a program in Python makes of one document lie between "<!-- peers: FILE -->" and
 # "<!-- peers: end -->": those beside rivals; also "errors" and "crossover", of bench/NAME.py.
 with_shown() { # PAGE: the page with these tables made anew
-    local line file='' program begin end
+    local line file='' kind='' program begin end
     begin='^<!-- (peers|errors|crossover): (bench/(peers/)?results/[A-Za-z0-9_.-]+\.json) -->$'
     end='^<!-- (peers|errors|crossover): end -->$'
     while IFS= read -r line; do
-        [[ ! $line =~ $end ]] || file=''
+        [[ ! $line =~ $end || ${BASH_REMATCH[1]} != "$kind" ]] || file=''
         [ -n "$file" ] || printf '%s\n' "$line"
         if [[ $line =~ $begin ]]; then
-            file=${BASH_REMATCH[2]} program=bench/${BASH_REMATCH[1]}.py
-            [ "${BASH_REMATCH[1]}" != peers ] || program=bench/peers/show.py
+            kind=${BASH_REMATCH[1]} file=${BASH_REMATCH[2]} program=bench/$kind.py
+            [ "$kind" != peers ] || program=bench/peers/show.py
             printf '\n%s\n\n' "$(python3 -B "$program" "$file")"
         fi
     done <"$1"

@@ -58,7 +58,7 @@ run() {
     mkdir "$1" && cd "$1" || return
     unknown=$(unknown_macro "$model" "${macros[@]}")
     [ -z "$unknown" ] || { result "not ok" "$name: the model has no $unknown"; return; }
-    # In few states the compiler takes longer than the search; a variant is refuted within some.
+    # Where states are few the compiler takes longer than the search; a variant is refuted in few.
     [ "$expected" = holds ] || level=-O0
     if ! spin -a "${macros[@]/#/-D}" "$model" >log 2>&1 ||
         ! "${CC:-gcc}" "${level:--Og}" -w -DSAFETY -DMEMLIM=$MAX_MIB -o pan pan.c >>log 2>&1; then

@@ -38,7 +38,7 @@ class Crossover(unittest.TestCase):
     def test_power_laws_cross_where_they_do(self):
         # T^1 and 10 T^0.5 are equal at T = 100, whichever sizes are measured around it.
         results = law((1, 4, 16, 64, 128, 256), lambda t: 1e-6 * t, lambda t: 1e-5 * t**0.5)
-        row_bytes, medians, default = crossover.groups_of(document(results))[4, 4, 4096]
+        row_bytes, medians, default = crossover.groups_of(document(results))[4, 4, 4096, "bf16"]
         points = [(t * row_bytes, m["one_shot"], m["two_shot"]) for t, m in medians.items()]
         found = crossover.crossings(points)
         self.assertEqual(len(found), 1)
@@ -90,6 +90,16 @@ class Crossover(unittest.TestCase):
         results[-2]["plan"] = results[-2]["plan"].replace("=117", "=all")
         self.assertIn("one-shot at every size, up to max_tokens = 4096",
                       crossover.text_of(document(results)))
+
+    def test_types_apart(self):
+        both = [result(1, "one_shot", 1e-6), result(1, "two_shot", 2e-6)]
+        others = [result(1, "one_shot", 9e-6), result(1, "two_shot", 3e-6)]
+        for other in others:
+            other["case"] += " dtype=f32"
+        text = crossover.text_of(document(both + others))
+        self.assertIn("| 1 | 8192 | 1.00 | 2.00 |", text)
+        self.assertIn("| 1 | 16384 | 9.00 | 3.00 |", text)
+        self.assertIn("H = 4096, f32:", text)
 
     def test_nothing_to_tell(self):
         self.assertIsNone(crossover.text_of(document([])))

@@ -6,7 +6,7 @@
 # devices, on the first visible device and, where there are several, on all.
 #
 # A line for each row, whose output is shown when it fails. REGEX selects rows by their names
-# (--list), so that a machine lent for minutes can do a part at a time. A row is killed after
+# (--list), so that a part can be done at a time. A row is killed after
 # SECONDS [300]. Exit code 1 when a row fails, and where there is no device.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2

@@ -150,6 +150,10 @@ for words in attention 'attention schedule=gather save_kv=1' 'attention schedule
         --json "$scratch/again.json"
     expect "it comes back" 0 '' test "$(plan_of "$scratch/again.json")" = "$plan"
 done
+words='algorithm=auto one_shot_rows=all units=lines max_ctas=0 P=2 engine=cuda device=cuda'
+echo "allreduce_rmsnorm dtype=bf16 H=8 max_tokens=2 $words" >"$scratch/shapes"
+expect "a describe line from devices" 0 'allreduce_rmsnorm dtype=bf16 H=8' \
+    "$cofuse" bench --shapes "$scratch/shapes" --ranks 2 --list
 echo 'attention S=8 H=1 Dqk=600' >"$scratch/shapes"
 expect "what the plan refuses" 2 'head_dim_qk = 600: wanted' \
     "$cofuse" bench --shapes "$scratch/shapes" --ranks 2

@@ -18,6 +18,8 @@
  * instruction set than in the first: the tests that take it longest do fewer of them. */
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 enum { TEST_FEWER = 1 };
+#elif defined(__has_feature)
+enum { TEST_FEWER = __has_feature(thread_sanitizer) || __has_feature(address_sanitizer) };
 #else
 enum { TEST_FEWER = 0 };
 #endif

@@ -125,8 +125,10 @@ static inline void test_cuda_killed(struct test_cuda_rank *r, const char *job)
 {
     char last[24];
     snprintf(last, sizeof last, "rank %d", r->op->n_ranks - 1);
-    if (r->rank == r->op->n_ranks - 1)
+    if (r->rank == r->op->n_ranks - 1) {
+        usleep(300000); /* the others are past the barrier */
         raise(SIGKILL);
+    }
     double begin = test_cuda_seconds();
     CHECK_FAILS(r->op->call(r), COF_ERR_PEER_DEAD, last);
     double took = test_cuda_seconds() - begin;

@@ -2,6 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0 */
 /* Bad parameters, weights and tensors of trimul: each is refused with a text that names the
  * argument, its value and the rule, and leaves outputs as they were. */
+#include "ops/trimul/trimul_cases.h"
 #include "test_trimul.h"
 
 static cof_team *team;
@@ -309,6 +310,42 @@ static void test_describe(void)
     cof_plan_destroy(plan);
 }
 
+/* What a case is run with is what its line says. */
+#define SAME(member)                                                                               \
+    CHECK(read.member == c.member, "%s: " #member " = %lld", line, (long long)c.member)
+static void test_case_line(const struct cofi_check_options *options, int64_t idx)
+{
+    struct cofi_tm_case c, read = {.b = 1};
+    char line[1024];
+    cofi_tm_case(options, idx, &c);
+    cofi_tm_case_line(options, idx, line, sizeof line);
+    CHECK_OK(cofi_option_read_line(line, cofi_tm_check_words, &read));
+    SAME(n.n);
+    for (int i = 0; i < c.n.n; i++)
+        SAME(n.at[i]);
+    for (int i = 0; i < 2; i++)
+        SAME(grid.at[i]);
+    for (int i = 0; i < c.rows.n; i++)
+        SAME(rows.at[i]);
+    for (int i = 0; i < c.cols.n; i++)
+        SAME(cols.at[i]);
+    SAME(rows.n); SAME(cols.n); SAME(b); SAME(d); SAME(h); SAME(chunk); SAME(dtype); SAME(norm);
+    SAME(mask_dtype); SAME(direction); SAME(shard); SAME(save); SAME(reduce); SAME(bias);
+    SAME(mask); SAME(residual); SAME(calls); SAME(grads); SAME(two_plans); SAME(data); SAME(layout);
+    SAME(delays); SAME(epoch); SAME(mean);
+}
+
+static void test_case_lines(void)
+{
+    for (int p = 1; p <= 4; p++) {
+        const struct cofi_check_options options = {.n_ranks = p};
+        const int64_t n = cofi_tm_n_cases(&options);
+        CHECK(n > 50, "%lld cases", (long long)n);
+        for (int64_t i = 0; i < n; i++)
+            test_case_line(&options, i);
+    }
+}
+
 int main(void)
 {
     cof_world *world = test_world(0, 1, "args", 20);
@@ -317,6 +354,7 @@ int main(void)
     test_blocks();
     test_calls();
     test_describe();
+    test_case_lines();
     cof_world_destroy(world);
     return test_done();
 }

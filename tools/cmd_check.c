@@ -312,6 +312,9 @@ int cofi_cmd_check(int argc, char **argv)
     }
     r.n_patterns = argc - optind;
     r.patterns = argv + optind;
+    if (r.list && r.json)
+        return cofi_cli_error("option --json %s: wanted without --list, which runs no case",
+                              r.json);
     if (cofi_config_check() != COF_OK)
         return cofi_cli_error("%s", cof_last_error());
     if (r.engine == COF_ENGINE_DEFAULT)

@@ -87,7 +87,7 @@ bool cofi_option_set(const struct cofi_option *o, const char *text, void *target
     int choice = 0;
     switch (o->kind) {
     case COFI_OPTION_INT:
-        snprintf(wanted, bytes, "an integer from %.17g to %.17g", o->min, o->max);
+        snprintf(wanted, bytes, "an integer from %.0f to %.0f", o->min, o->max);
         return set_int(o, text, place);
     case COFI_OPTION_NUMBER:
         snprintf(wanted, bytes, "a number from %g to %g", o->min, o->max);
@@ -97,7 +97,7 @@ bool cofi_option_set(const struct cofi_option *o, const char *text, void *target
             snprintf(count, sizeof count, "%s", o->allowed + 1);
         else
             snprintf(count, sizeof count, "1 to %d", COFI_INTS_MAX);
-        snprintf(wanted, bytes, "%s integers from %.17g to %.17g with '%.1s' between them", count,
+        snprintf(wanted, bytes, "%s integers from %.0f to %.0f with '%.1s' between them", count,
                  o->min, o->max, o->allowed);
         return set_ints(o, text, place);
     case COFI_OPTION_CHOICE:

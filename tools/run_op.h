@@ -34,6 +34,9 @@ struct cofi_run_options {
 struct cofi_run_options cofi_run_options_make(const char *const names[], int n_names);
 
 /* Lines of an operator's table. */
+/* Tables of options count from here: `run` is the first member of an operator's own options. */
+#define COFI_RUN_FIRST(options) \
+    _Static_assert(offsetof(options, run) == 0, "run is not the first member")
 #define COFI_RUN_AT(member) offsetof(struct cofi_run_options, member)
 #define COFI_RUN_INPUT(help)                                                                       \
     {"input", COFI_OPTION_TEXT, COFI_RUN_AT(input), NULL, 0, 0, 'i', "FILE", help}

@@ -21,7 +21,7 @@ enum { X, RESIDUAL, RESIDUAL_OUT, NORM_OUT, N_TENSORS };
 
 struct bench_case {
     cof_allreduce_rmsnorm_params params;
-    int64_t n_tokens, count;
+    int64_t n_tokens, count, max_ctas;
     int in_arena, is_graph;
     double eps; /* negative: not told */
 };
@@ -56,7 +56,9 @@ static const struct cofi_option words[] = {
     COFI_WORD_CHOICE("x", AT(in_arena), "memory|arena"),
     COFI_WORD_CHOICE("how", AT(is_graph), "eager|graph"),
     COFI_WORD_INT("count", AT(count), 1, MAX_COUNT),
+    COFI_WORD_INT("max_ctas", AT(max_ctas), 0, INT32_MAX),
     COFI_WORD_LEFT("part", NULL), /* of a describe line: what the plan made of its params */
+    COFI_WORD_LEFT("one_shot_rows", NULL), COFI_WORD_LEFT("units", NULL),
     {0}};
 
 static cof_status read_case(const char *line, struct bench_case *c)
@@ -73,6 +75,7 @@ static cof_status read_case(const char *line, struct bench_case *c)
     COF_FAIL_IF(c->n_tokens > MAX_BENCH_TOKENS, COF_ERR_INVALID,
                 "max_tokens = %lld: wanted T with it, or at most %lld", (long long)c->n_tokens,
                 (long long)MAX_BENCH_TOKENS);
+    p->max_ctas = (int)c->max_ctas;
     p->eps = c->eps >= 0 ? (float)c->eps : p->variant == COF_ALLREDUCE_ONLY ? 0 : 1e-5f;
     return COF_OK;
 }

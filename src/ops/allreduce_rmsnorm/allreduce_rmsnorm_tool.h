@@ -26,6 +26,7 @@ struct cofi_arn_options {
     double eps;               /* 0: likewise */
     int64_t max_tokens, seed; /* max_tokens 0: all; seed -1: x is in the file */
 };
+COFI_RUN_FIRST(struct cofi_arn_options);
 
 struct cofi_arn_run {
     struct cofi_run_head head;

@@ -194,6 +194,18 @@ static bool owns_beside(const struct cofi_attention_plan *plan,
     return true;
 }
 
+/* Whether the job with so many kv heads is for the same engine as whole. */
+static bool has_same_engine(const struct cofi_attention_plan *plan,
+                            const struct cofi_attention_device *d,
+                            const struct cofi_attention_job *job, int64_t n_kv_heads)
+{
+    const struct cofi_attention_engine *whole, *part;
+    struct cofi_attention_shape shape = shape_of(plan, d, job, plan->dims.n_kv_heads);
+    struct cofi_attention_shape some = shape_of(plan, d, job, n_kv_heads);
+    return cofi_attention_engine_choose(d->device, &shape, &whole) == COF_OK &&
+           cofi_attention_engine_choose(d->device, &some, &part) == COF_OK && whole == part;
+}
+
 /* The last job is split where its merge takes longer than what a split costs, and where rows of
  * every head begin at multiples of 16 bytes. */
 static cof_status open_split(struct cofi_attention_plan *plan, struct cofi_attention_device *d)
@@ -207,7 +219,9 @@ static cof_status open_split(struct cofi_attention_plan *plan, struct cofi_atten
         return COF_OK;
     const struct cofi_attention_job *job = &d->steps.jobs[last];
     const double row_bytes = (double)(n->n_batch * n->n_heads * n->dim_v * element);
-    if (job->n_merges == 0 || 3 * row_bytes * (double)job->pair.q_rows < SPLIT_MIN_BYTES)
+    if (job->n_merges == 0 || 3 * row_bytes * (double)job->pair.q_rows < SPLIT_MIN_BYTES ||
+        !has_same_engine(plan, d, job, n->n_kv_heads - n_rest) ||
+        !has_same_engine(plan, d, job, n_rest))
         return COF_OK;
     d->split_job = last;
     d->split_kv_heads = n->n_kv_heads - n_rest;
@@ -311,13 +325,13 @@ static void close_all(struct cofi_attention_device *d)
     for (size_t i = 0; i < sizeof events / sizeof events[0]; i++)
         if (events[i])
             cudaEventDestroy(events[i]);
+    cofi_attention_kernels_close(&d->kernels);
     if (d->comm)
         cudaStreamDestroy(d->comm);
     if (d->beside)
         cudaStreamDestroy(d->beside);
     cofi_cuda_block_close(&d->memory);
     cofi_cuda_block_close(&d->workspace);
-    cofi_attention_kernels_close(&d->kernels);
 }
 
 static void close_plan(struct cofi_attention_plan *plan)

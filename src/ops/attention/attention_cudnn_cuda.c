@@ -68,6 +68,7 @@ static cof_status take_handle(const struct cofi_cudnn *lib, int device, void **h
         *at = found->next;
         *handle = found->handle;
         free(found);
+        COF_CUDNN(lib, SetStream(*handle, NULL)); /* its last one may be gone */
         return COF_OK;
     }
     COF_CUDNN(lib, Create(handle));

@@ -101,6 +101,7 @@ struct cofi_attention_merge {
     struct cofi_attention_strides stride;
     float *lse; /* may be a.lse or b.lse, likewise */
     int64_t lse_batch, lse_head;
+    bool lets_next_begin; /* a kernel behind it that was launched to begin early */
 };
 
 /* One launch on `stream`, a stream of the thread's current device; may be captured. */

@@ -97,7 +97,8 @@ template <class A, class B, class O>
 __global__ void __launch_bounds__(COFI_MERGE_THREADS, 4)
 cofk_attention_merge(const __grid_constant__ struct cofi_merge_arguments k)
 {
-    cofd_let_next_kernel_begin();
+    if (k.merge.lets_next_begin)
+        cofd_let_next_kernel_begin();
     const int n_heads = (int)k.merge.n_heads, per_block = COFI_MERGE_THREADS / k.lanes;
     const int head = (int)blockIdx.x % n_heads;
     const int64_t row =

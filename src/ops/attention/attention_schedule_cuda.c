@@ -42,8 +42,10 @@
  *   slot       in the reader's slab: written by the owner's put, read by section i
  * No circle: a turn signals before it waits. Turn i needs turns i of others only up to their
  * signals, behind their sections below i and puts up to i, and put i stands behind turn i-1. B
- * waits for nothing of this call. This holds where S, B and C share one queue of the device too: S
- * waits for puts and the own section alone, which wait for nothing but S, and stand before that.
+ * waits for the beginning of the call, and the rest of the last section for the last turn, which
+ * all ranks have begun to wait in by then. This holds where S, B and C share one queue of the
+ * device too: S waits for puts and sections alone, which wait for nothing but S, and stand before
+ * that.
  *
  * Gather: words are those of the CPU (attention_gather.c).
  *   S  begin | .............................. wait C | half 0 x prefix | half 1 x prefix | finish
@@ -160,7 +162,8 @@ static cof_status merge(const struct cofi_forward *x, const struct cofi_attentio
               .lse_batch = n->n_heads * partial_rows, .lse_head = partial_rows},
         .o = part->to_acc ? (void *)acc : o, .o_f32 = part->to_acc,
         .stride = part->to_acc ? by_rows : compact, .lse = lse,
-        .lse_batch = n->n_heads * plan->local_rows, .lse_head = plan->local_rows};
+        .lse_batch = n->n_heads * plan->local_rows, .lse_head = plan->local_rows,
+        .lets_next_begin = job == &d->steps.jobs[d->steps.n_jobs - 1]}; /* finish follows */
     return cofi_attention_merge(&m, x->s);
 }
 
@@ -197,7 +200,6 @@ static cof_status run_split(struct cofi_forward *x, int idx)
 static cof_status run_job(struct cofi_forward *x, int idx)
 {
     const struct cofi_attention_job *job = &x->d->steps.jobs[idx];
-    x->is_merged = job->n_merges > 0;
     if (idx == x->d->split_job && x->b != x->s)
         return run_split(x, idx);
     if (x->parts & COFI_PART_SECTIONS)
@@ -212,9 +214,12 @@ static cof_status run_job(struct cofi_forward *x, int idx)
 static cof_status run_listed(struct cofi_forward *x, int listed)
 {
     const struct cofi_attention_steps *steps = &x->d->steps;
-    for (int i = 0; i < steps->n_jobs; i++)
-        if (steps->jobs[i].step == listed)
-            COF_TRY(run_job(x, i));
+    for (int i = 0; i < steps->n_jobs; i++) {
+        if (steps->jobs[i].step != listed)
+            continue;
+        COF_TRY(run_job(x, i));
+        x->is_merged = steps->jobs[i].n_merges > 0;
+    }
     return COF_OK;
 }
 

@@ -30,6 +30,7 @@ struct cofi_attention_options {
     int wire;     /* 1: f32 */
     bool backward, time, save_kv;
 };
+COFI_RUN_FIRST(struct cofi_attention_options);
 
 struct cofi_attention_run {
     struct cofi_run_head head;

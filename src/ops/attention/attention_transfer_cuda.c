@@ -44,21 +44,26 @@ cof_status cofi_forward_join_beside(struct cofi_forward *x)
 {
     if (!x->is_beside)
         return COF_OK;
-    x->is_beside = false;
     COF_CUDA(cudaEventRecord(x->d->beside_done, x->b));
     COF_CUDA(cudaStreamWaitEvent(x->s, x->d->beside_done, 0));
+    x->is_beside = false;
+    return COF_OK;
+}
+
+static cof_status join_comm(struct cofi_forward *x)
+{
+    if (!x->is_ahead)
+        return COF_OK;
+    COF_CUDA(cudaEventRecord(x->d->joined, x->c));
+    COF_CUDA(cudaStreamWaitEvent(x->s, x->d->joined, 0));
+    x->is_ahead = x->is_merged = false;
     return COF_OK;
 }
 
 cof_status cofi_forward_join(struct cofi_forward *x)
 {
-    COF_TRY(cofi_forward_join_beside(x));
-    if (!x->is_ahead)
-        return COF_OK;
-    x->is_ahead = x->is_merged = false;
-    COF_CUDA(cudaEventRecord(x->d->joined, x->c));
-    COF_CUDA(cudaStreamWaitEvent(x->s, x->d->joined, 0));
-    return COF_OK;
+    cof_status beside = cofi_forward_join_beside(x), comm = join_comm(x);
+    return beside != COF_OK ? beside : comm;
 }
 
 /* ---- ring: puts, on C ----------------------------------------------------------------------- */

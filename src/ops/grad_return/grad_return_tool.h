@@ -17,6 +17,7 @@ struct cofi_gr_options {
     int layout, chunking, transfer, writers; /* -1: from the file's metadata */
     int by, wire;                            /* 1: section; 1: f32 */
 };
+COFI_RUN_FIRST(struct cofi_gr_options);
 
 struct cofi_gr_run {
     struct cofi_run_head head;

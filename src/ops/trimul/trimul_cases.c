@@ -237,11 +237,13 @@ static void to_line(const struct case_list *list, const struct cofi_cover_tuple 
     write_ints("cols", &offsets, line, bytes);
 }
 
+/* 0: of no kind that check words have. */
 static size_t bytes_of(const struct cofi_option *o)
 {
-    return o->kind == COFI_OPTION_INTS  ? sizeof(struct cofi_ints)
-           : o->kind == COFI_OPTION_INT ? sizeof(int64_t)
-                                        : sizeof(int); /* CHOICE */
+    return o->kind == COFI_OPTION_INTS     ? sizeof(struct cofi_ints)
+           : o->kind == COFI_OPTION_INT    ? sizeof(int64_t)
+           : o->kind == COFI_OPTION_CHOICE ? sizeof(int)
+                                           : 0;
 }
 
 /* What the line of a tuple says. */
@@ -328,7 +330,8 @@ static bool read_words(struct case_list *list)
         for (int v = 0; f != OFFSETS && v < list->factors[f].n; v++) {
             struct cofi_tm_case c;
             char wanted[COFI_OPTION_WANTED_BYTES];
-            if (!o->name || !cofi_option_set(o, list->factors[f].value[v], &c, wanted))
+            if (!o->name || bytes_of(o) == 0 ||
+                !cofi_option_set(o, list->factors[f].value[v], &c, wanted))
                 return false;
             memcpy(&list->setting[f][v], (char *)&c + o->place, bytes_of(o));
         }

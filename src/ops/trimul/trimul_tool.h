@@ -20,6 +20,7 @@ struct cofi_tm_options {
     const char *weights;
     bool backward, swap_ab;
 };
+COFI_RUN_FIRST(struct cofi_tm_options);
 
 struct cofi_tm_run {
     struct cofi_run_head head;
