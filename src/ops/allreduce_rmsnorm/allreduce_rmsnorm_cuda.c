@@ -178,6 +178,11 @@ static cof_status open_kernel(const struct cofi_arn_plan *plan, const struct sta
     COF_TRY(cofi_cuda_enter(plan->base.team->world->device->device, &scope));
     cudaError_t error = cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                              (int)st->shared_bytes);
+    /* Beside kernels that want little of it a multiprocessor may else divide its memory so that it
+     * holds fewer blocks than it could: then no room is left for another plan's. */
+    if (error == cudaSuccess)
+        error = cudaFuncSetAttribute(entry, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                     cudaSharedmemCarveoutMaxShared);
     cofi_cuda_leave(&scope);
     COF_CUDA(error);
     COF_TRY(cofi_cuda_max_blocks(plan->base.team, entry, st->n_threads, st->shared_bytes,
