@@ -86,12 +86,22 @@ table_of() { # ROW FILE
     esac
 }
 
+quoted() { # as words of a command line
+    local word
+    for word; do
+        case $word in
+        *[\ *?]*) printf " '%s'" "$word" ;;
+        *) printf ' %s' "$word" ;;
+        esac
+    done
+}
+
 row() { # ROW FILE COMMAND...
     local name=$1 file=$out/$2 verdict=ok begin rc took
     shift 2
     [[ $name =~ $only ]] || return 0
     if [ -n "$list" ]; then
-        printf '%-24s%s\n' "$name" "$(printf ' %q' "$@" --json "$file")"
+        printf '%-24s%s\n' "$name" "$(quoted "$@" --json "$file")"
         return 0
     fi
     mkdir -p "$(dirname "$file")"
