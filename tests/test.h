@@ -47,6 +47,15 @@ static atomic_int test_n_failed, test_n_passed;
               check_status == COF_OK ? "" : cof_last_error(), #wanted, part);                      \
     } while (0)
 
+/* A failure that other ranks may see first: then this one's call is refused, and its outputs stay
+ * as they were; else it is told where it waits for the call. */
+#define CHECK_FAILS_OR_REFUSED(refused, run, sync, wanted, part)                                   \
+    do {                                                                                           \
+        cof_status check_run = (run);                                                              \
+        (refused) = check_run != COF_OK;                                                           \
+        CHECK_FAILS((refused) ? check_run : (sync), wanted, part);                                 \
+    } while (0)
+
 #define CHECK_OK(expr)                                                                             \
     do {                                                                                           \
         cof_status check_status = (expr);                                                          \
