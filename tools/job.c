@@ -263,6 +263,22 @@ static void pump_output(struct job *job)
             cofi_job_output_pump(&job->ranks[i].output[k]);
 }
 
+static bool was_killed(const struct job_rank *rank)
+{
+    return has_failed(rank) && rank->end.si_code != CLD_EXITED;
+}
+
+/* Of the ranks that have failed; -1: none. One that was killed comes first: others fail of it. */
+static int find_failed(const struct job *job)
+{
+    int failed = -1;
+    for (int i = 0; i < job->n; i++)
+        if (has_failed(&job->ranks[i]) &&
+            (failed < 0 || (was_killed(&job->ranks[i]) && !was_killed(&job->ranks[failed]))))
+            failed = i;
+    return failed;
+}
+
 /* Looks which ranks have ended; true when all have. */
 static bool collect_ends(struct job *job)
 {
@@ -273,15 +289,15 @@ static bool collect_ends(struct job *job)
             rank->end.si_pid = 0;
             int rc = waitid(P_PID, (id_t)rank->pid, &rank->end, WEXITED | WNOHANG | WNOWAIT);
             rank->has_ended = rc == 0 && rank->end.si_pid == rank->pid;
-            if (has_failed(rank) && job->first_failed < 0 && !job->exec_errno &&
-                !job->stop_signal) {
-                job->first_failed = i;
-                pump_output(job);
-                report_failure(job, i);
-                start_grace(job, grace_ns);
-            }
         }
         all &= rank->has_ended || rank->pid <= 0;
+    }
+    int failed = find_failed(job);
+    if (failed >= 0 && job->first_failed < 0 && !job->exec_errno && !job->stop_signal) {
+        job->first_failed = failed;
+        pump_output(job);
+        report_failure(job, failed);
+        start_grace(job, grace_ns);
     }
     return all;
 }
