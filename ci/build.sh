@@ -3,7 +3,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # ci/build.sh PRESET [ninja arguments]: configures and builds a preset of CMakePresets.json.
-# Prints nothing when all is well, everything when not (V=1: always).
+# Prints nothing when all is well, everything when not (V=1: always). Builds of one preset wait for
+# each other.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 preset=$1
@@ -12,6 +13,8 @@ dir=build
 [ "$preset" = release ] || dir=build/$preset
 mkdir -p "$dir"
 log=$dir/build.log
+exec {lock}>"$dir/lock"
+flock "$lock"
 
 build() {
     # A directory that was moved, or an interrupted configuration, starts over.
