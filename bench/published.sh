@@ -74,8 +74,13 @@ sampled+=(--seconds $((limit > 30 ? limit - 15 : limit)))
 
 # ---- rows ----
 
-scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
+scratch=$(mktemp -d) child=
+cleanup() {
+    [ -z "$child" ] || kill -TERM "$child" 2>/dev/null
+    rm -rf "$scratch"
+}
+trap cleanup EXIT
+trap 'exit 130' INT TERM
 n_rows=0 n_failed=0
 
 table_of() { # ROW FILE
@@ -96,6 +101,16 @@ quoted() { # as words of a command line
     done
 }
 
+# The command of a row, killed with all its processes after $limit seconds or by Ctrl-C.
+limited() {
+    timeout -k 5 "$limit" "$@" >"$scratch/log" 2>&1 </dev/null &
+    child=$!
+    wait "$child"
+    local rc=$?
+    child=''
+    return $rc
+}
+
 row() { # ROW FILE COMMAND...
     local name=$1 file=$out/$2 verdict=ok begin rc took
     shift 2
@@ -107,7 +122,7 @@ row() { # ROW FILE COMMAND...
     mkdir -p "$(dirname "$file")"
     touch "$scratch/begin"
     begin=${EPOCHREALTIME/./}
-    timeout -k 5 "$limit" "$@" --json "$file" >"$scratch/log" 2>&1 </dev/null
+    limited "$@" --json "$file"
     rc=$?
     took=$(((${EPOCHREALTIME/./} - begin) / 100000))
     case $rc in

@@ -46,8 +46,13 @@ all=$(IFS=, && echo "${visible[*]}")
 
 # ---- rows ----
 
-scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
+scratch=$(mktemp -d) child=
+cleanup() {
+    [ -z "$child" ] || kill -TERM "$child" 2>/dev/null
+    rm -rf "$scratch"
+}
+trap cleanup EXIT
+trap 'exit 130' INT TERM
 rows=() n_failed=0 n_rows=0
 
 quoted() { # as a JSON string
@@ -66,6 +71,16 @@ show_log() {
     } | sed 's/^/     /'
 }
 
+# The command of a row, killed with all its processes after $limit seconds or by Ctrl-C.
+limited() {
+    timeout -k 5 "$limit" "$@" >"$scratch/log" 2>&1 </dev/null &
+    child=$!
+    wait "$child"
+    local rc=$?
+    child=''
+    return $rc
+}
+
 # row NAME DEVICES RANKS "VARIABLE=value ..." COMMAND...
 row() {
     local name=$1 devices=$2 ranks=$3 environment=$4 begin took rc counts word verdict=ok
@@ -81,7 +96,7 @@ row() {
         variables+=("$word")
     done
     begin=${EPOCHREALTIME/./}
-    env "${variables[@]}" timeout -k 5 "$limit" "$@" >"$scratch/log" 2>&1 </dev/null
+    limited env "${variables[@]}" "$@"
     rc=$?
     took=$(((${EPOCHREALTIME/./} - begin) / 100000))
     took=$((took / 10)).$((took % 10))

@@ -9,23 +9,8 @@ cd "$(dirname "$0")/.." || exit 2
 cofuse=${COFUSE:-build/cofuse}
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-n_passed=0 n_failed=0
-
-# expect NAME EXIT-STATUS TEXT COMMAND...: TEXT is an extended regular expression, in its output.
-expect() {
-    local name=$1 wanted=$2 text=$3 rc
-    shift 3
-    "$@" >"$scratch/log" 2>&1 </dev/null
-    rc=$?
-    if [ $rc -eq "$wanted" ] && { [ -z "$text" ] || grep -qE -e "$text" "$scratch/log"; }; then
-        echo "ok $name"
-        n_passed=$((n_passed + 1))
-    else
-        echo "not ok $name: exit status $rc, wanted $wanted and \"$text\" in"
-        sed 's/^/    /' "$scratch/log"
-        n_failed=$((n_failed + 1))
-    fi
-}
+# shellcheck source=tests/expect.sh
+source tests/expect.sh
 
 json=$scratch/first.json
 expect "tiny" 0 'backward' "$cofuse" bench --tiny --ranks 1,2 --json "$json"
@@ -175,20 +160,13 @@ expect "no shared memory" 3 '^FAIL grad_return .* no [0-9]+ bytes of shared memo
 expect "it is in the document" 0 '' grep -qE '"error": "no [0-9]+ bytes' "$scratch/failed.json"
 
 # A rank is killed while others wait for it; what was measured before is kept.
-export COFUSE_TEST_MARK=$$-$RANDOM
-victim() {
-    grep -lzx "COFUSE_TEST_MARK=$COFUSE_TEST_MARK" /proc/[0-9]*/environ 2>/dev/null |
-        while read -r file; do
-            grep -qzx 'COFUSE_RANK=1' "$file" 2>/dev/null && basename "${file%/environ}"
-        done | head -n 1
-}
 killed() {
     local pid=
     "$cofuse" bench --shapes "$scratch/shapes" --ranks 1,3 --processes 1 --warmup 0 \
         --repeat 10000 --seconds "$1" --json "$scratch/killed.json" &
     local parent=$!
     for _ in $(seq 600); do
-        pid=$(victim)
+        pid=$(ranks_alive 1 | head -n 1)
         [ -z "$pid" ] || break
         sleep 0.05
     done
@@ -203,5 +181,4 @@ expect "the results beside it" 0 '"failures": \[$' \
 expect "the results beside it can be read" 0 'backward' \
     "$cofuse" bench --from "$scratch/killed.json"
 
-echo "$n_passed passed, $n_failed failed"
-[ $n_failed -eq 0 ]
+closing

@@ -10,31 +10,8 @@ cofuse=${COFUSE:-build/cofuse}
 sample=samples/minilm_qkv.safetensors
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-n_passed=0 n_failed=0
-
-verdict() { # NAME PROBLEM
-    if [ -z "$2" ]; then
-        echo "ok $1"
-        n_passed=$((n_passed + 1))
-    else
-        echo "not ok $1: $2"
-        sed 's/^/    /' "$scratch/log"
-        n_failed=$((n_failed + 1))
-    fi
-}
-
-# Processes of this test's jobs: they carry a mark in their environment.
-export COFUSE_TEST_MARK=$$-$RANDOM
-ranks_alive() { # [VARIABLE=VALUE]
-    local file
-    grep -lzx "COFUSE_TEST_MARK=$COFUSE_TEST_MARK" /proc/[0-9]*/environ 2>/dev/null |
-        while read -r file; do
-            grep -qzE "^${1:-COFUSE_RANK=}" "$file" 2>/dev/null || continue
-            file=${file%/environ}
-            grep -q '^State:.*Z' "$file/status" 2>/dev/null || echo "${file#/proc/}"
-        done
-}
-pid_of_rank() { ranks_alive "COFUSE_RANK=$1\$"; }
+# shellcheck source=tests/expect.sh
+source tests/expect.sh
 
 # job SIGNAL RANK LIMIT_S WANTED_TEXT COMMAND... : the rank gets the signal while the job runs.
 job() {
@@ -49,7 +26,7 @@ job() {
     done
     sleep 1
     local victim
-    victim=$(pid_of_rank "$rank")
+    victim=$(ranks_alive "$rank")
     [ -n "$victim" ] || problem="rank $rank was not running"
     begin=${EPOCHREALTIME/./}
     [ -z "$victim" ] || kill "-$signal" "$victim"
@@ -101,5 +78,4 @@ missing() { # NAME WANTED_TEXT SHELL_CODE_OF_RANK_2
 missing "a rank ends before it joins" "rank 2 went away before it joined" "exit 0"
 missing "a rank does not join in time" "did not arrive: 2" "exec sleep 60"
 
-echo "$n_passed passed, $n_failed failed"
-[ $n_failed -eq 0 ]
+closing

@@ -11,24 +11,14 @@ cofuse=${COFUSE:-build/cofuse}
 ring=${RING:-build/examples/ring}
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-n_passed=0 n_failed=0
+# shellcheck source=tests/expect.sh
+source tests/expect.sh
 # Variables of a launcher that runs this script are not for the jobs in it.
 while IFS= read -r name; do
     unset "$name"
 done < <(compgen -e |
     grep -E '^(COFUSE|MASTER|TORCHELASTIC|OMPI|PMI|MPI_LOCAL|SLURM)|^(LOCAL_)?(RANK|WORLD_SIZE)$')
 export COFUSE_INIT_TIMEOUT=60
-
-verdict() { # NAME PROBLEM LOG
-    if [ -z "$2" ]; then
-        echo "ok $1"
-        n_passed=$((n_passed + 1))
-    else
-        echo "not ok $1: $2"
-        sed 's/^/    /' "$3"
-        n_failed=$((n_failed + 1))
-    fi
-}
 
 # Every rank of N has said so once, with the right sum, and nobody said anything else.
 complete() { # NAME LOG N EXIT_STATUS
@@ -149,5 +139,4 @@ refused "several hosts" "LOCAL_WORLD_SIZE = 2, WORLD_SIZE = 4: ranks on several 
     "3 2 1 0" "${torchrun[@]}" LOCAL_WORLD_SIZE=2
 refused "half a set" "RANK = \"0\", but WORLD_SIZE is not set" 1 20 0 RANK=0
 
-echo "$n_passed passed, $n_failed failed"
-[ $n_failed -eq 0 ]
+closing

@@ -32,13 +32,6 @@ expect "--json into nowhere" 2 'nowhere/x' \
     "$cofuse" check 'grad_return*s=2P *' --json "$scratch/nowhere/x"
 
 # A rank is killed after the first case: the one in hand is a failure, beside those that passed.
-export COFUSE_TEST_MARK=$$-$RANDOM
-victim() {
-    grep -lzx "COFUSE_TEST_MARK=$COFUSE_TEST_MARK" /proc/[0-9]*/environ 2>/dev/null |
-        while read -r file; do
-            grep -qzx 'COFUSE_RANK=1' "$file" 2>/dev/null && basename "${file%/environ}"
-        done | head -n 1
-}
 killed() {
     local pid=
     "$cofuse" check allreduce_rmsnorm --ranks 2 --verbose --json "$scratch/killed.json" \
@@ -48,7 +41,7 @@ killed() {
         ! grep -q '^ok' "$scratch/killed.log" || break
         sleep 0.05
     done
-    pid=$(victim)
+    pid=$(ranks_alive 1 | head -n 1)
     [ -z "$pid" ] || kill -KILL "$pid"
     wait "$parent"
 }
@@ -62,10 +55,45 @@ expect "rows of the script" 0 '^peers/attention .* --ranks 3 --rows 16380,65532 
 expect "one row" 0 '^1$' bash -c 'bench/published.sh --list --only "^latency" | wc -l'
 expect "one rank" 2 '^usage' bench/published.sh --ranks 1
 mkdir "$scratch/bin"
-printf '#!/bin/sh\nexit 9\n' >"$scratch/bin/nvidia-smi"
-chmod +x "$scratch/bin/nvidia-smi"
+program() { # NAME TEXT: a program of this name
+    printf '#!/bin/sh\n%s\n' "$2" >"$scratch/bin/$1"
+    chmod +x "$scratch/bin/$1"
+}
+program nvidia-smi 'exit 9'
 expect "no device" 1 'a CUDA device; nothing was measured' \
     env PATH="$scratch/bin:$PATH" bench/published.sh
+# shellcheck disable=SC2016
+program nvidia-smi 'case "$*" in *name*) echo "NVIDIA H200" ;; *) echo 1 ;; esac'
+for name in sleeper compute-sanitizer; do
+    program $name "echo \$\$ >'$scratch/sleeps'; exec sleep 600"
+done
+interrupted() { # SCRIPT ARGUMENTS...: ends at SIGTERM while a row runs, with what the row started
+    local script rc pid
+    rm -f "$scratch/sleeps"
+    PATH=$scratch/bin:$PATH PYTHON=sleeper "$@" &
+    script=$!
+    for _ in $(seq 600); do
+        [ ! -s "$scratch/sleeps" ] || break
+        sleep 0.05
+    done
+    kill -TERM "$script"
+    wait "$script"
+    rc=$?
+    pid=$(cat "$scratch/sleeps") || return 1
+    for _ in $(seq 100); do
+        grep -q '^State:.*[^Z] (' "/proc/$pid/status" 2>/dev/null || return $rc
+        sleep 0.05
+    done
+    kill -KILL "$pid"
+    echo "the row still runs"
+    return 1
+}
+expect "published.sh is interrupted" 130 '' interrupted \
+    bench/published.sh --only peers/attention --out "$scratch/out"
+if "$cofuse" check runtime --device cuda --list >/dev/null 2>&1; then
+    expect "run_gpu.sh is interrupted" 130 '' interrupted \
+        tests/run_gpu.sh --only one/memcheck --json "$scratch/gpu.json"
+fi
 
 if command -v python3 >/dev/null; then
     expect "tables of known answer" 0 '^OK$' python3 -B tests/crossover_test.py
@@ -80,5 +108,4 @@ else
     echo "tables: not tested, there is no python3"
 fi
 
-echo "$n_passed passed, $n_failed failed"
-[ $n_failed -eq 0 ]
+closing

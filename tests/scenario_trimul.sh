@@ -10,7 +10,8 @@ cd "$(dirname "$0")/.." || exit 2
 cofuse=${COFUSE:-build/cofuse}
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-. tests/expect.sh
+# shellcheck source=tests/expect.sh
+source tests/expect.sh
 python3 -c 'import struct' 2>/dev/null || { echo "there is no python3"; exit 77; }
 
 export PYTHONPATH=$PWD/tests PYTHONDONTWRITEBYTECODE=1

@@ -56,6 +56,8 @@ static void set_up(struct fixture *f, int rank, int n_ranks, const char *job, do
     CHECK_OK(cof_attention_plan_create(cof_world_team(f->world), &p, NULL, &f->plan));
     CHECK_OK(cof_attention_forward(f->plan, &f->t.args, COF_STREAM_NOW));
     CHECK_OK(cof_attention_backward(f->plan, &f->t.args, COF_STREAM_NOW));
+    /* What a rank does next must not meet a slower one in these calls. */
+    CHECK_OK(cof_team_barrier(cof_world_team(f->world)));
 }
 
 /* After a failure: the plan is refused, the team tells, a new plan on the same team works. */
