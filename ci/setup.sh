@@ -3,11 +3,12 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Installs the Debian packages that the build needs, where any is missing; `ci/setup.sh test` also
-# those of the tests alone: a launcher to start ranks by, and the checker of the models.
+# those of the tests alone: a launcher to start ranks by, the checker of the models and a compiler
+# for what it makes.
 set -euo pipefail
 
 packages=(gcc g++ make cmake ninja-build binutils libjansson-dev libdnnl2 libdlpack-dev)
-[ "${1:-}" != test ] || packages+=(openmpi-bin python3-dev python3-venv spin)
+[ "${1:-}" != test ] || packages+=(openmpi-bin python3-dev python3-venv spin tcc)
 
 if ! command -v dpkg >/dev/null || ! command -v apt-get >/dev/null; then
     for tool in gcc g++ make cmake ninja; do

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "cofuse/cofuse.h"
@@ -194,14 +195,34 @@ static inline cof_attention_params test_attention_params(int64_t n_rows)
     return p;
 }
 
-/* Threads meet, at most for a while: a rank that has seen the end must not leave before the others
- * have, who might see it go instead. */
-static inline void test_meet(int n_threads)
+/* ---- ranks that meet, without a word of the library's ---- */
+
+/* Shared with the children of fork. */
+static struct test_meeting {
+    atomic_int n_here, n_held;
+} *test_meeting;
+
+__attribute__((constructor)) static void test_meeting_make(void)
 {
-    static atomic_int n_here;
-    int target = (atomic_fetch_add(&n_here, 1) / n_threads + 1) * n_threads;
-    for (int i = 0; i < 20000 && atomic_load(&n_here) < target; i++)
+    test_meeting = mmap(NULL, sizeof *test_meeting, PROT_READ | PROT_WRITE,
+                        MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (test_meeting == MAP_FAILED)
+        abort();
+}
+
+/* All n_ranks threads or processes come, one after the other's failure, say, or its death before it
+ * is seen; at most for a minute. */
+static inline void test_meet(int n_ranks)
+{
+    const int n_held = atomic_load(&test_meeting->n_held);
+    if (atomic_fetch_add(&test_meeting->n_here, 1) + 1 == n_ranks) {
+        atomic_store(&test_meeting->n_here, 0);
+        atomic_fetch_add(&test_meeting->n_held, 1);
+        return;
+    }
+    for (int i = 0; i < 60000 && atomic_load(&test_meeting->n_held) == n_held; i++)
         usleep(1000);
+    CHECK(atomic_load(&test_meeting->n_held) != n_held, "some rank did not come to the meeting");
 }
 
 #endif

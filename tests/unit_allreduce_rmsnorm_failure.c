@@ -203,8 +203,9 @@ static void one_absent(int rank, int n_ranks, const char *job, void *arg)
         CHECK_OK(cof_allreduce_rmsnorm_run(f.plan, &f.t.args, f.stream));
         CHECK_FAILS(cof_stream_sync(f.stream), COF_ERR_TIMEOUT, "rank 1 at \"rows published\"");
         CHECK(strstr(cof_last_error(), "wanted epoch 3"), "%s", cof_last_error());
+        test_meet(n_ranks);
     } else {
-        usleep(4000000);
+        test_meet(n_ranks);
         CHECK_FAILS(cof_allreduce_rmsnorm_run(f.plan, &f.t.args, COF_STREAM_NOW), COF_ERR_TIMEOUT,
                     "told by rank");
     }
@@ -287,11 +288,9 @@ static int live_or_die(int rank, int n_ranks, const char *job, cof_allreduce_alg
     test_arn_make(&t, &p, TOKENS, rank, n_ranks, 1);
     CHECK_OK(cof_allreduce_rmsnorm_run(plan, &t.args, COF_STREAM_NOW));
     CHECK(test_arn_wrong(&t) == 0, "%lld elements", (long long)test_arn_wrong(&t));
-    CHECK_OK(cof_team_barrier(cof_world_team(world)));
-    if (rank == 1) {
-        usleep(300000); /* the others are past the barrier */
+    test_meet(n_ranks);
+    if (rank == 1)
         raise(SIGKILL);
-    }
     double begin = seconds();
     cof_status status = cof_allreduce_rmsnorm_run(plan, &t.args, COF_STREAM_NOW);
     CHECK(status == COF_ERR_PEER_DEAD && strstr(cof_last_error(), "rank 1"), "%s: %s",

@@ -117,12 +117,13 @@ static void late(int n_ranks, uint32_t n_threads)
     const uint64_t begin = cofd_now_ns();
     m.run([&](int r) {
         delays d = {uint64_t(r)};
-        if (r == 0)
-            sleep_us(900000);
+        const uint64_t *poison = &m.control(0)->poison.value;
+        for (int ms = 0; r == 0 && ms < 40000 && cofd_load_acquire_sys(poison) == 0; ms++)
+            sleep_us(1000);
         calls(&p, r, 1000, 5, &d);
     });
     CHECK(seconds_since(begin) > 0.2, "%g s", seconds_since(begin));
-    check_ends(&m, COFD_ERR_TIMEOUT, begin, 10);
+    check_ends(&m, COFD_ERR_TIMEOUT, begin, 50);
     check_silent(&m, &p);
     const int by = static_cast<int>(m.control(0)->poison.value >> 32) - 1;
     const struct cofi_fault &f = m.control(by)->fault;

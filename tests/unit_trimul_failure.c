@@ -242,11 +242,9 @@ static int die_or_see(int rank, int n_ranks, const char *job)
     test_tri_part_make(&f.part, &f.t, rank, 0);
     CHECK_OK(cof_trimul_set_weights(f.plan, &f.part.weight_args, 0, COF_STREAM_NOW));
     CHECK_OK(cof_trimul_forward(f.plan, &f.part.args, COF_STREAM_NOW));
-    CHECK_OK(cof_team_barrier(cof_world_team(f.world)));
-    if (rank == 1) {
-        usleep(300000); /* the others are past the barrier */
+    test_meet(n_ranks);
+    if (rank == 1)
         raise(SIGKILL);
-    }
     CHECK_FAILS(cof_trimul_forward(f.plan, &f.part.args, COF_STREAM_NOW), COF_ERR_PEER_DEAD,
                 "rank 1");
     CHECK(is_nan(&f.part.out), "outputs are not NaN");

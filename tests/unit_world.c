@@ -255,14 +255,15 @@ static void one_late(int rank, int n_ranks, const char *job, void *arg)
     (void)arg;
     cof_world *w = join(rank, n_ranks, job, 2);
     if (rank == 1)
-        usleep(3000000);
+        test_meet(n_ranks);
     cof_status status = cof_team_barrier(cof_world_team(w));
-    if (rank != 1)
+    if (rank != 1) {
         CHECK_FAILS(status, COF_ERR_TIMEOUT, "rank 1 did not come within 2 s");
-    else
+        test_meet(n_ranks);
+    } else {
         CHECK(status != COF_OK, "the late rank passed a barrier that had failed");
-    if (rank == 0) /* so that the late rank gets the answer, not a hang-up */
-        usleep(2000000);
+    }
+    test_meet(n_ranks); /* so that the late rank gets the answer, not a hang-up */
     cof_world_destroy(w);
 }
 
@@ -276,8 +277,10 @@ static void late_in_one_team(int rank, int n_ranks, const char *job, void *arg)
     int ranks[3] = {2, 1, 0}, all[3] = {0};
     CHECK_OK(cof_team_create(w, ranks, 3, 1, &part));
     if (rank == 1)
-        usleep(4500000);
+        test_meet(n_ranks);
     CHECK_FAILS(cof_team_allgather(part, &rank, all, sizeof rank), COF_ERR_TIMEOUT, "rank 1");
+    if (rank != 1)
+        test_meet(n_ranks);
     CHECK_OK(cof_team_barrier(cof_world_team(w)));
     CHECK_OK(cof_team_allgather(cof_world_team(w), &rank, all, sizeof rank));
     CHECK(all[0] == 0 && all[1] == 1 && all[2] == 2, "%d %d %d", all[0], all[1], all[2]);
