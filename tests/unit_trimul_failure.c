@@ -200,7 +200,7 @@ static void one_stays_away(int rank, int n_ranks, const char *job, void *arg)
 {
     struct fixture f;
     (void)arg;
-    set_up(&f, rank, n_ranks, job, 0.5);
+    set_up(&f, rank, n_ranks, job, 2);
     if (rank != n_ranks - 1) {
         CHECK_OK(cof_trimul_backward(f.plan, &f.part.args, f.stream));
         CHECK_FAILS(cof_stream_sync(f.stream), COF_ERR_TIMEOUT, "trimul backward: rank ");
