@@ -47,6 +47,7 @@ asan ubsan tsan: setup-test
 
 install: all
 	@cmake --install build --prefix $(PREFIX)
+	@[ -n "$(DESTDIR)" ] || [ "$$(id -u)" -ne 0 ] || PATH=$$PATH:/usr/sbin:/sbin ldconfig
 
 clean:
 	@rm -rf build

@@ -148,12 +148,11 @@ background_builds() {
 
 # Waits for a preset; a build that fails is a failed test.
 built() {
-    until [ -f "$scratch/built-$1" ]; do
-        kill -0 "$builder" 2>/dev/null || [ -f "$scratch/built-$1" ] || return 1
+    local rc=1
+    until [ -f "$scratch/built-$1" ] || ! kill -0 "$builder" 2>/dev/null; do
         sleep 0.1
     done
-    local rc
-    rc=$(cat "$scratch/built-$1")
+    [ ! -f "$scratch/built-$1" ] || rc=$(cat "$scratch/built-$1")
     run "$1/build" 30 sh -c "cat '$scratch/build-$1'; exit $rc"
     return "$rc"
 }
