@@ -53,17 +53,17 @@ static char last_line[200];
 
 static void take_line(void *user, int level, const char *text)
 {
-    CHECK(user == last_line && level <= 3, "level %d", level);
+    CHECK(user == last_line && level <= 2, "level %d", level);
     n_lines++;
     snprintf(last_line, sizeof last_line, "%s", text);
 }
 
 static void test_log(void)
 {
-    cof_log_set(take_line, last_line, 3);
-    cofi_log(COFI_LOG_PLAN, "plan %d", 5);
-    CHECK(n_lines == 1 && !strcmp(last_line, "plan 5"), "%d lines, %s", n_lines, last_line);
-    cofi_log(COFI_LOG_RUN, "too fine");
+    cof_log_set(take_line, last_line, 2);
+    cofi_log(COFI_LOG_PROCESS, "rank %d", 5);
+    CHECK(n_lines == 1 && !strcmp(last_line, "rank 5"), "%d lines, %s", n_lines, last_line);
+    cofi_log(COFI_LOG_PLAN, "too fine");
     CHECK(n_lines == 1, "a line above the level came through");
     COF_FAIL(COF_ERR_TIMEOUT, "late");
     CHECK(n_lines == 2 && strstr(last_line, "COF_ERR_TIMEOUT: late"), "%s", last_line);
@@ -77,23 +77,27 @@ static void test_variables(void)
     CHECK(cofi_config_seconds(COFI_VAR_TIMEOUT) == 600, "default of COFUSE_TIMEOUT");
     setenv("COFUSE_TIMEOUT", "2.5", 1);
     CHECK(cofi_config_seconds(COFI_VAR_TIMEOUT) == 2.5, "COFUSE_TIMEOUT=2.5");
-    CHECK_OK(cofi_config_check());
+    CHECK_OK(cofi_config_check(true));
     static const char *const bad[][2] = {
         {"COFUSE_TIMEOUT", "-1"},   {"COFUSE_TIMEOUT", "1e99"}, {"COFUSE_TIMEOUT", "nan"},
         {"COFUSE_THREADS", "two"},  {"COFUSE_THREADS", "-2"},   {"COFUSE_THREADS", "1x"},
         {"COFUSE_ENGINE", "tcp"},   {"COFUSE_ENGINE", "shm|"},  {"COFUSE_ENGINE", "sh"},
-        {"COFUSE_CPU_ISA", "avx9"}, {"COFUSE_GEMM", "mkl"}};
+        {"COFUSE_CPU_ISA", "avx9"}, {"COFUSE_GEMM", "mkl"},     {"COFUSE_TIMEOUT", "1e10"},
+        {"COFUSE_RANK", "abc"},     {"COFUSE_LOG", "4"},        {"COFUSE_FORCE_STAGED", "7"}};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         char part[80];
         snprintf(part, sizeof part, "variable %s = \"%s\": wanted", bad[i][0], bad[i][1]);
         setenv(bad[i][0], bad[i][1], 1);
-        CHECK_FAILS(cofi_config_check(), COF_ERR_INVALID, part);
+        CHECK_FAILS(cofi_config_check(true), COF_ERR_INVALID, part);
         unsetenv(bad[i][0]);
     }
+    setenv("COFUSE_RANK", "abc", 1);
+    CHECK_OK(cofi_config_check(false));
+    unsetenv("COFUSE_RANK");
     setenv("COFUSE_ENGINE", "", 1); /* empty is unset */
     CHECK(!strcmp(cofi_config_text(COFI_VAR_ENGINE), "shm"), "%s",
           cofi_config_text(COFI_VAR_ENGINE));
-    CHECK_OK(cofi_config_check());
+    CHECK_OK(cofi_config_check(true));
 }
 
 static void test_views(void)

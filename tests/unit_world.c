@@ -36,7 +36,17 @@ static void test_bad_options(void)
     CHECK_FAILS(cof_world_create(&o, &w), COF_ERR_INVALID, "options.engine = 9");
     o = options(0, 1, NULL);
     o.n_threads = 1000;
-    CHECK_FAILS(cof_world_create(&o, &w), COF_ERR_INVALID, "n_threads = 1000");
+    CHECK_FAILS(cof_world_create(&o, &w), COF_ERR_INVALID, "options.n_threads = 1000");
+    setenv("COFUSE_THREADS", "300", 1);
+    o = options(0, 1, NULL);
+    o.n_threads = 0;
+    CHECK_FAILS(cof_world_create(&o, &w), COF_ERR_INVALID, "variable COFUSE_THREADS = 300");
+    unsetenv("COFUSE_THREADS");
+    setenv("COFUSE_RANK", "abc", 1); /* not read with options.n_ranks */
+    o = options(0, 1, NULL);
+    CHECK_OK(cof_world_create(&o, &w));
+    cof_world_destroy(w);
+    unsetenv("COFUSE_RANK");
     setenv("COFUSE_TIMEOUT", "soon", 1);
     o = options(0, 1, NULL);
     CHECK_FAILS(cof_world_create(&o, &w), COF_ERR_INVALID, "COFUSE_TIMEOUT = \"soon\"");

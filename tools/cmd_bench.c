@@ -139,7 +139,7 @@ static int check_options(struct cofi_bench_options *o)
                               "PATTERN with it", o->from);
     if (o->markdown && !o->from)
         return cofi_cli_error("option --markdown: wanted --from FILE with it");
-    if (cofi_config_check() != COF_OK)
+    if (cofi_config_check(true) != COF_OK)
         return cofi_cli_error("%s", cof_last_error());
     if (o->engine == COF_ENGINE_DEFAULT)
         o->engine = strcmp(cofi_config_text(COFI_VAR_ENGINE), "thread") ? COF_ENGINE_SHM

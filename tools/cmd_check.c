@@ -315,7 +315,7 @@ int cofi_cmd_check(int argc, char **argv)
     if (r.list && r.json)
         return cofi_cli_error("option --json %s: wanted without --list, which runs no case",
                               r.json);
-    if (cofi_config_check() != COF_OK)
+    if (cofi_config_check(true) != COF_OK)
         return cofi_cli_error("%s", cof_last_error());
     if (r.engine == COF_ENGINE_DEFAULT)
         r.engine = strcmp(cofi_config_text(COFI_VAR_ENGINE), "thread") ? COF_ENGINE_SHM

@@ -51,8 +51,9 @@ static void print_markdown(void)
            "<!-- SPDX-License-Identifier: Apache-2.0 -->\n\n"
            "# Environment variables\n\n"
            "Generated from `src/core/config.h` by `cofuse info --env-markdown`; do not edit.\n\n"
-           "Variables are read when a world, stream or plan is created, never while a plan runs.\n"
-           "An empty variable counts as unset.\n\n"
+           "Variables are read when a world, stream or plan is created, never while a plan runs;\n"
+           "`COFUSE_GEMM` and `COFUSE_CPU_ISA` once in a process, with its first world. An empty\n"
+           "variable counts as unset.\n\n"
            "| variable | type | default | values | meaning |\n"
            "|---|---|---|---|---|\n");
     for (int i = 0; i < COFI_N_VARS; i++) {
@@ -187,7 +188,7 @@ static void print_variables(void)
                *info->default_text ? info->default_text : "-", info->help, *info->rule ? " (" : "",
                info->rule, *info->rule ? ")" : "");
     }
-    if (cofi_config_check() != COF_OK)
+    if (cofi_config_check(true) != COF_OK)
         printf("\nignored: %s\n", cof_last_error());
 }
 

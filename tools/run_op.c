@@ -88,7 +88,7 @@ int cofi_run_settle(struct cofi_run_options *o, const char *tensors)
         return cofi_cli_error("option -i is missing (the file with %s)", tensors);
     if (o->output && !cofi_tensors_may_write(o->input, o->output, error))
         return cofi_cli_error("%s", error);
-    if (cofi_config_check() != COF_OK)
+    if (cofi_config_check(true) != COF_OK)
         return cofi_cli_error("%s", cof_last_error());
     return settle_engine(o);
 }

@@ -59,9 +59,9 @@ COF_API const char *cof_status_text(cof_status status);
 COF_API const char *cof_last_error(void);
 
 /**
- * Log callback. `level` is 1 (error), 2 (once per process), 3 (per plan), 4 (per run) or 5 (per
- * phase). `text` has no newline and is valid during the call only. It may be called from Cofuse's
- * worker threads, several at once, and must not call Cofuse.
+ * Log callback. `level` is 1 (error), 2 (once per process) or 3 (once per plan): runs log nothing
+ * but errors. `text` has no newline and is valid during the call only. It may be called from
+ * Cofuse's worker threads, several at once, and must not call Cofuse.
  */
 typedef void (*cof_log_fn)(void *user, int level, const char *text);
 

@@ -89,15 +89,15 @@ double cofi_config_seconds(enum cofi_var var)
     return value;
 }
 
-cof_status cofi_config_check(void)
+cof_status cofi_config_check(bool with_launcher)
 {
-    for (int i = 0; i < COFI_N_VARS; i++) {
+    for (int i = with_launcher ? 0 : COFI_VAR_FDS + 1; i < COFI_N_VARS; i++) {
         const char *text = environment_text(&variables[i]);
         COF_FAIL_IF(text && !is_legal(&variables[i], text), COF_ERR_INVALID,
                     "variable %s = \"%s\": wanted %s%s", variables[i].name, text,
                     variables[i].type == COFI_CHOICE ? "one of "
                     : variables[i].type == COFI_INT  ? "an integer >= 0 "
-                                                     : "a number of seconds >= 0 ",
+                                                     : "0 .. 1e9 ",
                     variables[i].rule);
     }
     return COF_OK;

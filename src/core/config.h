@@ -5,6 +5,7 @@
 #ifndef COFI_CONFIG_H
 #define COFI_CONFIG_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "cofuse/status.h"
@@ -31,7 +32,7 @@ enum cofi_var_type { COFI_INT, COFI_SECONDS, COFI_CHOICE, COFI_TEXT };
       "matrix products on the CPU: oneDNN where it can be loaded, or plain C")                     \
     X(CPU_ISA, "COFUSE_CPU_ISA", COFI_CHOICE, "auto", "auto|scalar|avx2|avx512|avx512_bf16",       \
       "highest instruction set to use; auto: avx512_bf16 where that is faster than fp32")          \
-    X(FORCE_STAGED, "COFUSE_FORCE_STAGED", COFI_INT, "0", "0|1",                                   \
+    X(FORCE_STAGED, "COFUSE_FORCE_STAGED", COFI_CHOICE, "0", "0|1",                                \
       "transfers through staging buffers even where peers are mapped (tests)")                     \
     X(DEVICE, "COFUSE_DEVICE", COFI_TEXT, "", "number or UUID",                                    \
       "CUDA device of this rank; else the thread's current one, else rank modulo devices")         \
@@ -45,8 +46,8 @@ enum cofi_var_type { COFI_INT, COFI_SECONDS, COFI_CHOICE, COFI_TEXT };
       "what carries its own signal between devices: 128-byte lines (auto: over NVLink), 16 bytes") \
     X(ATTENTION_ENGINE, "COFUSE_ATTENTION_ENGINE", COFI_CHOICE, "auto", "auto|cudnn|exact",        \
       "attention on CUDA devices: cuDNN where it can (auto), cuDNN, or kernels in fp32")           \
-    X(LOG, "COFUSE_LOG", COFI_INT, "0", "0-5",                                                     \
-      "log to stderr: 1 errors, 2 per process, 3 per plan, 4 per run, 5 per phase")
+    X(LOG, "COFUSE_LOG", COFI_CHOICE, "0", "0|1|2|3",                                              \
+      "log to stderr: 1 errors, 2 also once per process, 3 also once per plan")
 
 enum cofi_var {
 #define COFI_VAR_ENUM(symbol, ...) COFI_VAR_##symbol,
@@ -72,7 +73,8 @@ const char *cofi_config_text(enum cofi_var var);
 int64_t cofi_config_int(enum cofi_var var);
 double cofi_config_seconds(enum cofi_var var);
 
-/* COF_ERR_INVALID naming the first variable whose text breaks its rule. */
-cof_status cofi_config_check(void);
+/* COF_ERR_INVALID naming the first variable whose text breaks its rule. COFUSE_RANK to COFUSE_FDS
+ * only `with_launcher`: they are not read where the caller says which rank this is. */
+cof_status cofi_config_check(bool with_launcher);
 
 #endif

@@ -4,8 +4,7 @@
 #ifndef COFI_LOG_H
 #define COFI_LOG_H
 
-enum { COFI_LOG_ERROR = 1, COFI_LOG_PROCESS = 2, COFI_LOG_PLAN = 3, COFI_LOG_RUN = 4,
-       COFI_LOG_PHASE = 5 };
+enum { COFI_LOG_ERROR = 1, COFI_LOG_PROCESS = 2, COFI_LOG_PLAN = 3 };
 
 void cofi_log(int level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

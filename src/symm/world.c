@@ -85,12 +85,13 @@ static int allowed_cores(void)
 static cof_status choose_threads(cof_world *w, int64_t wanted)
 {
     int cores = allowed_cores();
+    const char *name = wanted == 0 ? "variable COFUSE_THREADS" : "options.n_threads";
     if (wanted == 0)
         wanted = cofi_config_int(COFI_VAR_THREADS);
+    COF_FAIL_IF(wanted < 0 || wanted > 256, COF_ERR_INVALID,
+                "%s = %lld: wanted 1 .. 256, or 0 for cores / ranks", name, (long long)wanted);
     if (wanted == 0)
         wanted = cores / w->n_ranks > 1 ? cores / w->n_ranks : 1;
-    COF_FAIL_IF(wanted < 1 || wanted > 256, COF_ERR_INVALID, "n_threads = %lld: wanted 1 .. 256",
-                (long long)wanted);
     w->n_threads = (int)wanted;
     w->own_cores = w->n_ranks * wanted <= cores;
     return COF_OK;
@@ -116,7 +117,7 @@ static cof_status choose_engine(cof_world *w, const cof_world_options *o)
 
 static cof_status read_other_options(cof_world *w, const cof_world_options *o)
 {
-    COF_TRY(cofi_config_check());
+    COF_TRY(cofi_config_check(o->n_ranks == 0));
     COF_TRY(choose_engine(w, o));
     COF_TRY(check_seconds(o->init_timeout, "init_timeout"));
     COF_TRY(check_seconds(o->run_timeout, "run_timeout"));
