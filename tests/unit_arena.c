@@ -243,10 +243,11 @@ static void test_deadline(int rank, int n_ranks, const char *job, void *arg)
     (void)n_ranks;
     cof_world *w = test_world(rank, n_ranks, job, 0.3);
     cof_team *team = cof_world_team(w);
-    cof_arena *a;
+    cof_arena *a, *b;
     cof_stream stream;
     unsigned char got[8] = {0};
     CHECK_OK(cof_arena_create(team, 4096, 1, &a));
+    CHECK_OK(cof_arena_create(team, 4096, 1, &b));
     CHECK_OK(cof_stream_create(w, 1, &stream));
     if (rank == 0) {
         CHECK_OK(cof_wait(a, 1, 0, stream));
@@ -258,6 +259,11 @@ static void test_deadline(int rank, int n_ranks, const char *job, void *arg)
         memset(got, 0, sizeof got);
         CHECK_FAILS(cof_get(a, got, 1, 0, sizeof got, COF_STREAM_NOW), COF_ERR_TIMEOUT, "deadline");
         CHECK(got[3] == 0xff, "bytes of a failed get are %02x", got[3]);
+        memset(got, 0, sizeof got); /* the stream has failed, whatever the arena */
+        CHECK_FAILS(cof_get(b, got, 1, 0, sizeof got, stream), COF_ERR_TIMEOUT, "deadline");
+        CHECK_FAILS(cof_put(b, 1, 0, got, 1, stream), COF_ERR_TIMEOUT, "deadline");
+        CHECK_FAILS(cof_stream_sync(stream), COF_ERR_TIMEOUT, "deadline");
+        CHECK(got[7] == 0xff, "bytes of a failed get are %02x", got[7]);
     }
     CHECK_OK(cof_team_barrier(team));
     CHECK_FAILS(cof_put(a, 0, 0, got, 1, COF_STREAM_NOW), COF_ERR_TIMEOUT,
@@ -265,6 +271,7 @@ static void test_deadline(int rank, int n_ranks, const char *job, void *arg)
     CHECK_FAILS(cof_team_query(team), COF_ERR_TIMEOUT, "rank 0 waited for rank 1");
     cof_stream_destroy(stream);
     cof_arena_destroy(a);
+    cof_arena_destroy(b);
     CHECK_OK(cof_team_query(team));
     CHECK_OK(cof_team_barrier(team));
     cof_world_destroy(w);

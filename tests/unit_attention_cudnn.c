@@ -402,7 +402,7 @@ static void test_refusals(void)
     REFUSED(s.band = ((struct cofi_band){0, 10, NONE}), "a window without a right side wants 9.10");
     lib.version = 90500;
     REFUSED(s.band.diag = 3, "a band off the diagonal wants 9.6.0 or later");
-    lib.version = 80907;
+    lib.version = 8907;
     REFUSED(s.scale = 1, "fake is version 8.9.7: attention wants 9.0.0 or later");
 }
 

@@ -138,7 +138,8 @@ COF_API cof_status cof_attention_plan_create(cof_team *team, const cof_attention
  *
  * Rows: lse is -inf and o is 0 for a row that sees no key; padding rows (PADDED) get the same.
  * NaN or infinite inputs spread to the rows that see them, and to no other; by cuDNN a v that is
- * not finite may also spread to rows that do not see it.
+ * not finite may also spread to rows that do not see it. A row all of whose visible scores are
+ * -inf is NaN on the CPU; on CUDA devices it is as one that sees no key.
  *
  * COF_ERR_INVALID     an argument breaks its rule, or a grad_return by section is unfinished on the
  *                     arena; nothing was enqueued, outputs are untouched (the other ranks wait for

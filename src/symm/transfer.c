@@ -145,7 +145,7 @@ struct action {
     cof_status (*launch_failed)(const struct transfer *t, void *stream); /* NULL: nothing */
 };
 
-/* A failed arena's status is returned, whatever is still enqueued. */
+/* The status of a failed arena, or stream, is returned, whatever is still enqueued. */
 static cof_status launch(const struct transfer *t, const struct action *action, cof_stream stream)
 {
     void *handle;
@@ -174,6 +174,8 @@ static cof_status enqueue(const struct transfer *t, const struct action *action,
     if (status != COF_OK && !(flags & COFI_CALL_ALWAYS))
         return status;
     COF_TRY(cofi_stream_begin(world, stream, &s));
+    if (status == COF_OK)
+        status = cofi_cpu_stream_sticky(s);
     cof_status enqueued = cofi_cpu_enqueue(s, action->run, t, sizeof *t, flags);
     return cofi_stream_end(world, stream, enqueued != COF_OK ? enqueued : status);
 }

@@ -43,7 +43,8 @@ cof_status cofi_cudnn_error(const char *file, int line, const struct cofi_cudnn 
 
 const char *cofi_cudnn_version_text(int version, char text[24])
 {
-    snprintf(text, 24, "%d.%d.%d", version / 10000, version / 100 % 100, version % 100);
+    const int major = version < 10000 ? 1000 : 10000; /* 8907 is 8.9.7, 91400 is 9.14.0 */
+    snprintf(text, 24, "%d.%d.%d", version / major, version % major / 100, version % 100);
     return text;
 }
 
