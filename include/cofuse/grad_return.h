@@ -153,6 +153,9 @@ COF_API cof_status cof_grad_return_plan_create(cof_team *team, const cof_grad_re
  * `stream`. Several calls may be in flight, ordered by the caller as in cof_attention_forward. On
  * CUDA devices calls may be captured into graphs; by_section all P calls of a whole into one.
  *
+ * A plan that is destroyed between the calls of a whole fails its arena, a shared one too: the
+ * other ranks get COF_ERR_POISONED and are told. With `peers` on the CPU nobody is told.
+ *
  * COF_ERR_INVALID     an argument breaks its rule, or another plan has begun a whole by section on
  *                     the arena and not ended it; nothing was enqueued, outputs are untouched
  * COF_ERR_MISMATCH    (when the work runs) the ranks passed different writers; outputs are NaN

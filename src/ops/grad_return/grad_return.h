@@ -90,6 +90,7 @@ struct cofi_grad_return_plan {
     struct cofi_cpu_stream *comm;    /* sums */
     void *memory;                    /* one block behind all local pointers */
     void *state;                     /* a device's */
+    _Atomic bool is_closing;         /* ends waits in the caller's memory, which know no poison */
     /* Of the calls as they are made. */
     int section;         /* by_section: 0 .. P-1, of the next call */
     uint64_t whole;      /* hash of the writers of the whole in hand */
