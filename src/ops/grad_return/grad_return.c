@@ -266,8 +266,11 @@ static void destroy(cof_plan *base)
 {
     struct cofi_grad_return_plan *plan = (struct cofi_grad_return_plan *)base;
     give_up(plan);
-    if (plan->backend)
-        plan->backend->close(plan);
+    if (plan->backend && !plan->backend->close(plan)) {
+        cofi_log(COFI_LOG_ERROR, "grad_return: a plan with driver_wait was destroyed while the "
+                 "driver waits for epoch words: its memory stays until the process ends");
+        return;
+    }
     cofi_arena_unbind(&plan->binding);
     free(plan->memory);
     free(plan);

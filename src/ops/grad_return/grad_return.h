@@ -49,7 +49,8 @@ struct cofi_gr_backend {
     /* Words for the describe line. */
     void (*describe)(const struct cofi_grad_return_plan *plan, char *text, size_t bytes);
     cof_status (*open)(struct cofi_grad_return_plan *plan); /* local, before the plan is bound */
-    void (*close)(struct cofi_grad_return_plan *plan);      /* of a half-opened one too */
+    /* Of a half-opened one too. False: work that nothing ends still uses what the plan has. */
+    bool (*close)(struct cofi_grad_return_plan *plan);
     /* *is_made_out: something was enqueued, and the plan goes on to its next call. */
     cof_status (*run)(struct cofi_grad_return_plan *plan, const struct cofi_gr_call *call,
                       cof_stream stream, bool *is_made_out);
