@@ -1,9 +1,9 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
 /* grad_return on CUDA devices where a rank is killed, passes other writers, or never comes: an
- * error by the deadline on whoever is left, outputs NaN, and a device that can be used again. And
- * what is refused with the caller's memory. Ranks are processes, made by exec: this program once
- * more. Skipped where no device is. */
+ * error by the deadline on whoever is left, outputs NaN, and a device that can be used again. A
+ * plan that is destroyed in the middle of a whole. And what is refused with the caller's memory.
+ * Ranks are processes, made by exec: this program once more. Skipped where no device is. */
 #define _GNU_SOURCE
 #include "test_cuda_ranks.h"
 #include "test_grad_return.h"
@@ -120,11 +120,52 @@ static void absent(struct test_cuda_rank *r, const char *job)
                      "told by rank 0");
 }
 
-/* Killed: by section the last run waits; those before may pass. */
+/* The first section alone, and its plan destroyed: the plan's own stream waits for another rank. */
+static void give_up(struct test_cuda_rank *r, uint32_t epoch)
+{
+    cof_grad_return_args first = own.there.args;
+    cof_stream stream;
+    first.dk = &own.there.in[0][0];
+    first.dv = &own.there.in[0][1];
+    first.dk_out = first.dv_out = NULL;
+    first.epoch = epoch;
+    CHECK_OK(cof_stream_create(r->world, 0, &stream));
+    CHECK_OK(cof_grad_return_run(r->plan, &first, stream));
+    CHECK_OK(cof_stream_sync(stream));
+    double begin = test_cuda_seconds();
+    cof_plan_destroy(r->plan);
+    r->plan = NULL;
+    cudaError_t error = cudaDeviceSynchronize();
+    double took = test_cuda_seconds() - begin;
+    CHECK(error == cudaSuccess, "%s", cudaGetErrorString(error));
+    CHECK(took < 10, "it took %g s", took);
+    cof_stream_destroy(stream);
+}
+
+/* Rank 0, while rank 1 makes no call: that one is told. Then both go on. */
+static void given_up(struct test_cuda_rank *r, const char *job)
+{
+    (void)job;
+    if (r->rank == 0)
+        give_up(r, 0);
+    CHECK_OK(cof_team_barrier(r->team));
+    if (r->rank == 1)
+        CHECK_FAILS(call(r), COF_ERR_POISONED, "told by rank 0: grad_return: plan destroyed after");
+    cof_plan_destroy(r->plan);
+    CHECK_OK(cof_team_query(r->team));
+    CHECK_OK(make_plan(r));
+    CHECK_OK(call(r));
+    check(r, false);
+    CHECK_OK(cof_team_barrier(r->team)); /* nobody leaves while the other one waits */
+    test_cuda_leave(r);
+}
+
+/* Killed: by section the last run waits; those before may pass. Given up: by section alone. */
 static const struct test_cuda_case cases[] = {{"killed", test_cuda_killed, true, "30"},
                                               {"writers_differ", writers_differ, false, "30"},
-                                              {"absent", absent, false, "1"}};
-enum { N_CASES = sizeof cases / sizeof cases[0] };
+                                              {"absent", absent, false, "1"},
+                                              {"given_up", given_up, false, "30"}};
+enum { N_CASES = sizeof cases / sizeof cases[0], GIVEN_UP = N_CASES - 1 };
 
 static const struct test_cuda_op op = {
     .name = "grad_return",
@@ -197,6 +238,53 @@ static void callers_memory(void)
     free(plain);
 }
 
+/* Of two ranks, which are threads: as given_up, and the caller's memory is free again. */
+static void callers_whole(int rank, int n_ranks, const char *job, void *arg)
+{
+    struct test_cuda_rank r = {.op = &op, .form = SECTION, .rank = rank};
+    (void)arg;
+    if (!test_cuda_enter(&r, n_ranks, job, "0"))
+        return;
+    CHECK_OK(cof_grad_return_plan_create(r.team, &params, NULL, &r.plan));
+    if (rank == 0 && r.plan) {
+        make_tensors(&r, 3);
+        give_up(&r, 1);
+        free_tensors(&r);
+    }
+    test_meet(n_ranks);
+    cof_plan_destroy(r.plan);
+    cof_world_destroy(r.world);
+}
+
+static void give_up_callers_memory(int driver_wait)
+{
+    enum { BYTES = 1 << 20, N = 2 };
+    char *block = NULL;
+    void *dk[N], *dv[N];
+    uint32_t *ready[N];
+    CHECK(cudaSetDevice(0) == cudaSuccess && cudaMalloc((void **)&block, 3 * N * BYTES) ==
+                                                 cudaSuccess, "memory");
+    CHECK(cudaMemset(block, 0, 3 * N * BYTES) == cudaSuccess, "memset");
+    for (int i = 0; i < N; i++) {
+        dk[i] = block + (size_t)(3 * i) * BYTES;
+        dv[i] = block + (size_t)(3 * i + 1) * BYTES;
+        ready[i] = (uint32_t *)(void *)(block + (size_t)(3 * i + 2) * BYTES);
+    }
+    const cof_grad_return_peers peers = {.size = sizeof peers, .n_ranks = N, .dk = dk, .dv = dv,
+                                         .dk_bytes = BYTES, .dv_bytes = BYTES, .ready = ready};
+    params = test_gr_params(ROWS);
+    params.by_section = 1;
+    params.chunking = COF_CHUNKING_PADDED;
+    params.peers = &peers;
+    params.caller_orders_reuse = COF_CALLER_ORDERS_REUSE;
+    params.driver_wait = driver_wait;
+    fflush(stdout);
+    alarm(TEST_CUDA_PATIENCE); /* a driver's wait that stays has no deadline */
+    test_ranks(N, callers_whole, NULL);
+    cudaFree(block);
+    alarm(0);
+}
+
 int main(int argc, char **argv)
 {
     if (argc == TEST_CUDA_WORDS)
@@ -205,11 +293,16 @@ int main(int argc, char **argv)
         return 77;
     for (int i = 0; i < N_CASES; i++)
         for (int way = 0; way < N_WAYS; way++) {
+            if (i == GIVEN_UP && way != SECTION)
+                continue;
             setenv("COFUSE_FORCE_STAGED", way == STAGED ? "1" : "0", 1);
             test_cuda_run(&op, i, way, ways[way]);
         }
     setenv("COFUSE_FORCE_STAGED", "0", 1);
     callers_memory();
+    setenv("COFUSE_TIMEOUT", "30", 1);
+    give_up_callers_memory(0);
+    give_up_callers_memory(COF_DRIVER_WAIT);
     return test_done();
 }
 #endif

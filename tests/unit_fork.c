@@ -11,7 +11,7 @@
 #include <time.h>
 
 #include "symm/symm.h"
-#include "test.h"
+#include "test_grad_return.h"
 
 #define N_RANKS 3
 #define PATIENCE_S 60 /* a process that takes longer hangs */
@@ -202,8 +202,9 @@ struct objects {
     cof_world *world;
     cof_team *part;
     cof_stream stream;
-    cof_plan *plan;
+    cof_plan *plan, *whole; /* of grad_return, by section: in the middle */
     struct test_attention attention;
+    struct test_gr grads;
     int n_sockets; /* of the process, before there was a world */
 };
 
@@ -282,6 +283,7 @@ static void use_copies(void *arg)
 #endif
     int pair[2], made = pipe(pair); /* may have the numbers of sockets that were closed */
     cof_plan_destroy(o->plan);
+    cof_plan_destroy(o->whole);
     cof_stream_destroy(o->stream);
     cof_team_destroy(o->part);
     cof_world_destroy(o->world);
@@ -312,6 +314,33 @@ static void *hold_the_lock(void *arg)
     return NULL;
 }
 
+static void run_section(struct objects *o, int section)
+{
+    cof_grad_return_args args = o->grads.args;
+    args.dk = &o->grads.in[section][0];
+    args.dv = &o->grads.in[section][1];
+    CHECK_OK(cof_grad_return_run(o->whole, &args, o->stream));
+}
+
+/* What children destroy in the middle goes on here. */
+static void begin_whole(struct objects *o, int rank)
+{
+    cof_grad_return_params p = test_gr_params(33);
+    p.by_section = 1;
+    CHECK_OK(cof_grad_return_plan_create(cof_world_team(o->world), &p, NULL, &o->whole));
+    test_gr_make(&o->grads, &p, rank, N_RANKS, 1);
+    run_section(o, 0);
+    CHECK_OK(cof_stream_sync(o->stream));
+}
+
+static void end_whole(struct objects *o)
+{
+    for (int section = 1; section < N_RANKS; section++)
+        run_section(o, section);
+    CHECK_OK(cof_stream_sync(o->stream));
+    CHECK(test_gr_wrong(&o->grads) == 0, "%lld elements", (long long)test_gr_wrong(&o->grads));
+}
+
 static void children_of_all_kinds(int rank, const char *job)
 {
     struct objects o = {.n_sockets = count_sockets()};
@@ -324,6 +353,7 @@ static void children_of_all_kinds(int rank, const char *job)
     CHECK_OK(cof_attention_plan_create(cof_world_team(o.world), &p, NULL, &o.plan));
     CHECK_OK(cof_attention_forward(o.plan, &o.attention.args, o.stream));
     CHECK_OK(cof_stream_sync(o.stream));
+    begin_whole(&o, rank);
     pthread_t looker, holder;
     pthread_create(&looker, NULL, look_all_the_time, &o);
     pthread_create(&holder, NULL, hold_the_lock, &o);
@@ -341,12 +371,15 @@ static void children_of_all_kinds(int rank, const char *job)
     pthread_join(looker, NULL);
     pthread_join(holder, NULL);
     CHECK_OK(cof_stream_sync(o.stream));
+    end_whole(&o);
     CHECK_OK(cof_team_barrier(cof_world_team(o.world))); /* nobody leaves while another looks */
     cof_plan_destroy(o.plan);
+    cof_plan_destroy(o.whole);
     cof_stream_destroy(o.stream);
     cof_team_destroy(o.part);
     cof_world_destroy(o.world);
     test_attention_free(&o.attention);
+    test_gr_free(&o.grads);
     CHECK(count_sockets() == o.n_sockets, "%d sockets, %d before", count_sockets(), o.n_sockets);
 }
 

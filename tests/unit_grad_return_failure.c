@@ -2,6 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0 */
 /* Ranks that disagree or fall away around a grad_return plan: an error on every rank that names the
  * rank, the step and the values; outputs NaN; nothing hangs. Ranks are threads. */
+#include <time.h>
+
 #include "test_grad_return.h"
 
 static const struct difference {
@@ -86,16 +88,9 @@ static void tear_down(struct fixture *f)
     test_gr_free(&f->t);
 }
 
-/* After a failure: the plan is refused, the team tells, a new plan on the same team works. */
-static void look_after(struct fixture *f)
+/* A new plan on the same team works. */
+static void begin_again(struct fixture *f)
 {
-    cof_status status = cof_grad_return_run(f->plan, &f->t.args, COF_STREAM_NOW);
-    CHECK(status != COF_OK, "a call on a failed plan passed");
-    test_gr_poison(&f->t);
-    status = cof_grad_return_run(f->plan, &f->t.args, COF_STREAM_NOW);
-    CHECK(status == COF_ERR_POISONED, "%s: %s", cof_status_name(status), cof_last_error());
-    CHECK(test_gr_untouched(&f->t), "a refused call touched the outputs");
-    CHECK(cof_team_query(f->team) != COF_OK, "the team knows of nothing");
     cof_stream_destroy(f->stream);
     cof_plan_destroy(f->plan);
     CHECK_OK(cof_team_query(f->team));
@@ -106,6 +101,19 @@ static void look_after(struct fixture *f)
     CHECK_OK(test_gr_run(f->plan, &f->t, f->stream));
     CHECK_OK(cof_stream_sync(f->stream));
     CHECK(test_gr_wrong(&f->t) == 0, "%lld elements", (long long)test_gr_wrong(&f->t));
+}
+
+/* After a failure: the plan is refused, the team tells, and goes on. */
+static void look_after(struct fixture *f)
+{
+    cof_status status = cof_grad_return_run(f->plan, &f->t.args, COF_STREAM_NOW);
+    CHECK(status != COF_OK, "a call on a failed plan passed");
+    test_gr_poison(&f->t);
+    status = cof_grad_return_run(f->plan, &f->t.args, COF_STREAM_NOW);
+    CHECK(status == COF_ERR_POISONED, "%s: %s", cof_status_name(status), cof_last_error());
+    CHECK(test_gr_untouched(&f->t), "a refused call touched the outputs");
+    CHECK(cof_team_query(f->team) != COF_OK, "the team knows of nothing");
+    begin_again(f);
 }
 
 static void disagree(struct fixture *f)
@@ -259,11 +267,79 @@ static void one_leaves(int rank, int n_ranks, const char *job, void *arg)
     test_gr_free(&f.t);
 }
 
+/* The first section alone, as its stream is through: the plan's own one waits for other ranks. */
+static void run_first(struct fixture *f)
+{
+    cof_grad_return_args first = f->t.args;
+    first.dk = &f->t.in[0][0];
+    first.dv = &f->t.in[0][1];
+    first.dk_out = first.dv_out = NULL;
+    CHECK_OK(cof_grad_return_run(f->plan, &first, f->stream));
+    CHECK_OK(cof_stream_sync(f->stream));
+}
+
+static void destroy_at_once(struct fixture *f)
+{
+    struct timespec begin, end;
+    char text[512];
+    snprintf(text, sizeof text, "%s", cof_last_error());
+    clock_gettime(CLOCK_MONOTONIC, &begin);
+    cof_plan_destroy(f->plan);
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    f->plan = NULL;
+    CHECK(end.tv_sec - begin.tv_sec < 20, "it took %lld s", (long long)(end.tv_sec - begin.tv_sec));
+    CHECK(!strcmp(text, cof_last_error()), "\"%s\" became \"%s\"", text, cof_last_error());
+}
+
+struct way {
+    cof_grad_return_transfer transfer;
+    struct test_gr_memory *memory; /* NULL: none of the caller's */
+};
+
+/* Rank 0 gives a whole by section up after its first call, which no other rank has made: it waits
+ * for nobody, and tells who comes late. In the caller's memory nobody is told. */
+static void one_gives_up(int rank, int n_ranks, const char *job, void *arg)
+{
+    struct fixture f;
+    const struct way *way = arg;
+    cof_grad_return_params p = way->memory ? test_gr_peer_params(48, way->memory)
+                                           : test_gr_params(50);
+    bool refused;
+    p.transfer = way->transfer;
+    p.by_section = 1;
+    set_up(&f, &p, rank, n_ranks, job, 60);
+    if (rank == 0) {
+        run_first(&f);
+        destroy_at_once(&f);
+    }
+    test_meet(n_ranks);
+    if (rank != 0 && !way->memory) {
+        CHECK_FAILS_OR_REFUSED(refused, test_gr_run(f.plan, &f.t, f.stream),
+                               cof_stream_sync(f.stream), COF_ERR_POISONED, "told by rank 0");
+        CHECK(strstr(cof_last_error(), "plan destroyed after 1 of "), "%s", cof_last_error());
+        CHECK(refused ? test_gr_untouched(&f.t) : test_gr_all_nan(&f.t), "outputs");
+    }
+    if (!way->memory)
+        begin_again(&f);
+    tear_down(&f);
+}
+
 static void with_memory(int n_ranks, test_rank_fn fn)
 {
     struct test_gr_memory m;
     test_gr_memory_make(&m, n_ranks, 1 << 16);
     test_ranks(n_ranks, fn, &m);
+    test_gr_memory_free(&m, n_ranks);
+}
+
+static void give_up(int n_ranks)
+{
+    struct test_gr_memory m;
+    struct way ways[] = {{COF_TRANSFER_PUSH, NULL}, {COF_TRANSFER_PULL, NULL},
+                         {COF_TRANSFER_PUSH, &m}};
+    test_gr_memory_make(&m, n_ranks, 1 << 16);
+    for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++)
+        test_ranks(n_ranks, one_gives_up, &ways[i]);
     test_gr_memory_free(&m, n_ranks);
 }
 
@@ -280,6 +356,8 @@ int main(void)
         test_ranks(2, quiet_rank_differs, &ways[i]);
         test_ranks(3, tables_differ, &ways[i]);
     }
+    for (int n = 2; n <= 3; n++)
+        give_up(n);
     with_memory(2, one_absent_from_peers);
     with_memory(3, one_absent_from_peers);
     test_ranks(3, one_leaves, NULL);

@@ -136,7 +136,9 @@ COF_API cof_status cof_grad_return_workspace(cof_team *team, const cof_grad_retu
  *
  * driver_wait: epoch words are waited for by the driver (cuStreamWaitValue32), which occupies no
  * multiprocessor but has NO DEADLINE: where a writer is gone or never calls, the stream stands
- * still for good, and nothing tells. CUDA alone: COF_ERR_UNSUPPORTED on the CPU.
+ * still for good, and nothing tells. A call that fails, and a plan that is destroyed in the middle
+ * of a whole, store the epoch into all words of this rank's own memory, which ends such waits of
+ * its own; zero them before they are used again. CUDA alone: COF_ERR_UNSUPPORTED on the CPU.
  *
  * COF_ERR_INVALID      a parameter breaks its rule on this rank; on the other ranks the same call
  *                      returns COF_ERR_MISMATCH and names this rank
@@ -152,6 +154,9 @@ COF_API cof_status cof_grad_return_plan_create(cof_team *team, const cof_grad_re
  * One call. Every rank of the team calls it, in the same order of calls on this plan; enqueues on
  * `stream`. Several calls may be in flight, ordered by the caller as in cof_attention_forward. On
  * CUDA devices calls may be captured into graphs; by_section all P calls of a whole into one.
+ *
+ * A plan that is destroyed between the calls of a whole fails its arena, a shared one too: the
+ * other ranks get COF_ERR_POISONED and are told. With `peers` on the CPU nobody is told.
  *
  * COF_ERR_INVALID     an argument breaks its rule, or another plan has begun a whole by section on
  *                     the arena and not ended it; nothing was enqueued, outputs are untouched

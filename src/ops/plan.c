@@ -15,10 +15,15 @@ const char *cof_plan_describe(const cof_plan *plan)
     return plan ? plan->describe : "";
 }
 
+/* No failing call: the caller's last error stays, whatever is met on the way. */
 void cof_plan_destroy(cof_plan *plan)
 {
-    if (plan)
-        plan->destroy(plan);
+    char text[COFI_ERROR_TEXT_BYTES];
+    if (!plan)
+        return;
+    memcpy(text, cof_last_error(), sizeof text);
+    plan->destroy(plan);
+    cofi_fail_text(COF_OK, text);
 }
 
 cof_status cofi_workspace_write(cof_workspace_sizes *sizes, const cof_workspace_sizes *full)

@@ -295,6 +295,8 @@ cof_status cofi_attention_device_forward(struct cofi_attention_plan *plan,
     if (status != COF_OK) /* half a call: the others are told */
         cofi_arena_fail(plan->binding.arena, status);
     cof_status ended = cofi_forward_join(&x);
+    if (ended != COF_OK) /* C may go on when S is through: not past a wait */
+        cofi_arena_fail(plan->binding.arena, ended);
     status = status != COF_OK ? status : ended;
     ended = cofi_forward_finish(&x);
     status = status != COF_OK ? status : ended;

@@ -248,11 +248,29 @@ static void describe(struct cofi_grad_return_plan *plan, const cof_arena *arena)
              plan->backend->name, words);
 }
 
+/* In the middle of a whole: the plan's own stream may wait for rows of ranks that come late, or
+ * never, and those for the calls that are not made. Both end by the arena's failure. */
+static void give_up(struct cofi_grad_return_plan *plan)
+{
+    cof_arena *a = plan->binding.arena;
+    if (plan->section == 0 || plan->params.n_rows == 0 || !a ||
+        !cofi_process_is_this(&plan->base.team->world->made_by))
+        return;
+    if (cofi_arena_status(a) == COF_OK)
+        cofi_arena_fail(a, COF_FAIL(COF_ERR_POISONED,
+                                    "grad_return: plan destroyed after %d of %d calls of a whole",
+                                    plan->section, plan->n_ranks));
+}
+
 static void destroy(cof_plan *base)
 {
     struct cofi_grad_return_plan *plan = (struct cofi_grad_return_plan *)base;
-    if (plan->backend)
-        plan->backend->close(plan);
+    give_up(plan);
+    if (plan->backend && !plan->backend->close(plan)) {
+        cofi_log(COFI_LOG_ERROR, "grad_return: a plan with driver_wait was destroyed while the "
+                 "driver waits for epoch words: its memory stays until the process ends");
+        return;
+    }
     cofi_arena_unbind(&plan->binding);
     free(plan->memory);
     free(plan);

@@ -49,7 +49,8 @@ struct cofi_gr_backend {
     /* Words for the describe line. */
     void (*describe)(const struct cofi_grad_return_plan *plan, char *text, size_t bytes);
     cof_status (*open)(struct cofi_grad_return_plan *plan); /* local, before the plan is bound */
-    void (*close)(struct cofi_grad_return_plan *plan);      /* of a half-opened one too */
+    /* Of a half-opened one too. False: work that nothing ends still uses what the plan has. */
+    bool (*close)(struct cofi_grad_return_plan *plan);
     /* *is_made_out: something was enqueued, and the plan goes on to its next call. */
     cof_status (*run)(struct cofi_grad_return_plan *plan, const struct cofi_gr_call *call,
                       cof_stream stream, bool *is_made_out);
@@ -90,6 +91,7 @@ struct cofi_grad_return_plan {
     struct cofi_cpu_stream *comm;    /* sums */
     void *memory;                    /* one block behind all local pointers */
     void *state;                     /* a device's */
+    _Atomic bool is_closing;         /* ends waits in the caller's memory, which know no poison */
     /* Of the calls as they are made. */
     int section;         /* by_section: 0 .. P-1, of the next call */
     uint64_t whole;      /* hash of the writers of the whole in hand */

@@ -8,6 +8,8 @@
  *
  * Staged: the store goes into an outbox, or the sum comes from what was fetched; signals are
  * launches of their own, behind the copies. */
+#include <string.h>
+
 #include "backend/cuda/driver_cuda.h"
 #include "core/faults.h"
 #include "ops/grad_return/grad_return_plan_cuda.h"
@@ -200,6 +202,7 @@ struct launcher {
     const struct cofi_gr_call *call;
     const void *entry;
     cudaStream_t s;
+    bool is_forked; /* C has work of this whole */
     struct cofi_gr_kernel k;
 };
 
@@ -280,6 +283,15 @@ static cof_status wait_for_caller(struct launcher *l, int writer, cudaStream_t c
     return COF_OK;
 }
 
+cof_status cofi_gr_cuda_release(const struct cofi_grad_return_plan *plan, uint32_t epoch)
+{
+    cudaStream_t setup = plan->base.team->world->device->setup;
+    for (int r = 0; r < plan->n_ranks; r++)
+        if (r != plan->rank)
+            COF_TRY(driver_value(plan, epoch_word(plan, plan->rank, r), epoch, false, setup));
+    return COF_OK;
+}
+
 /* ---- steps ---------------------------------------------------------------------------------- */
 
 static cof_status put_rows(struct launcher *l, int step)
@@ -355,7 +367,10 @@ static cof_status begin_steps(struct launcher *l)
     const struct cofi_call c = {.n_empty = plan->n_empty, .sizes = {l->call->writers}};
     if (plan->transport != &cofi_gr_caller)
         COF_TRY(cofi_cuda_call_begin(&plan->binding, &c, l->s));
-    return plan->n_ranks > 1 ? follow(l, st->comm, l->s, st->fork) : COF_OK;
+    if (plan->n_ranks > 1)
+        COF_TRY(follow(l, st->comm, l->s, st->fork));
+    l->is_forked = plan->n_ranks > 1;
+    return COF_OK;
 }
 
 static cof_status end_steps(struct launcher *l)
@@ -369,6 +384,22 @@ static cof_status end_steps(struct launcher *l)
         return COF_OK;
     COF_TRY(cofi_cuda_call_mark(&plan->binding, COFD_GR_MARK, l->s));
     return cofi_cuda_call_end(&plan->binding, l->s);
+}
+
+/* Half a call: the others are told, and what waits on C ends by that too. S is joined with it all
+ * the same, so that nothing of the plan runs when S is through. */
+static cof_status fail_steps(struct launcher *l, cof_status status)
+{
+    struct cofi_grad_return_plan *plan = l->plan;
+    const struct cofi_gr_cuda *st = plan->state;
+    char text[COFI_ERROR_TEXT_BYTES];
+    memcpy(text, cof_last_error(), sizeof text);
+    cofi_arena_fail(plan->binding.arena, status);
+    if (plan->params.driver_wait && l->is_forked)
+        cofi_gr_cuda_release(plan, l->call->args->epoch);
+    if (l->is_forked)
+        follow(l, l->s, st->comm, st->joined);
+    return cofi_fail_text(status, text);
 }
 
 static cof_status run_steps(struct launcher *l)
@@ -409,7 +440,8 @@ static cof_status enqueue(struct cofi_grad_return_plan *plan, const struct cofi_
                           cudaStream_t stream, bool *is_made)
 {
     const struct cofi_gr_cuda *st = plan->state;
-    struct launcher l = {.plan = plan, .call = call, .entry = st->any, .s = stream};
+    struct launcher l = {.plan = plan, .call = call, .entry = st->any, .s = stream,
+                         .is_forked = call->first > 1};
     const bool is_caller = plan->transport == &cofi_gr_caller;
     COF_TRY(cofi_arena_look(plan->binding.arena));
     COF_TRY(check_capture(plan, stream));
@@ -421,7 +453,7 @@ static cof_status enqueue(struct cofi_grad_return_plan *plan, const struct cofi_
     if (!st->by_steps)
         return run_whole(&l);
     cof_status status = run_steps(&l);
-    return status == COF_OK ? status : cofi_arena_fail(plan->binding.arena, status);
+    return status == COF_OK ? status : fail_steps(&l, status);
 }
 
 cof_status cofi_gr_cuda_run(struct cofi_grad_return_plan *plan, const struct cofi_gr_call *call,

@@ -75,9 +75,12 @@ static cof_status open_plan(struct cofi_grad_return_plan *plan)
     return cofi_world_stream_open(plan->base.team->world, 1, false, "cofuse-comm", &plan->comm);
 }
 
-static void close_plan(struct cofi_grad_return_plan *plan)
+/* C has work where a whole was not made to its end. Its waits know by now. */
+static bool close_plan(struct cofi_grad_return_plan *plan)
 {
+    atomic_store(&plan->is_closing, true);
     cofi_cpu_stream_close(plan->comm);
+    return true;
 }
 
 static cof_status run(struct cofi_grad_return_plan *plan, const struct cofi_gr_call *call,

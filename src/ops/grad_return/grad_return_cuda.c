@@ -3,6 +3,7 @@
 /* grad_return on CUDA devices: sizes, memory, kernels. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "core/config.h"
 #include "ops/grad_return/grad_return_plan_cuda.h"
@@ -14,6 +15,7 @@
 #define DEFAULT_LANES 64
 #define MAX_LANES 64
 #define MAX_GRAINS (INT64_C(1) << 31)
+#define DRIVER_PATIENCE_MS 1000
 
 /* ---- sizes ---------------------------------------------------------------------------------- */
 
@@ -235,21 +237,59 @@ static cof_status open_plan(struct cofi_grad_return_plan *plan)
     return status;
 }
 
-static void close_plan(struct cofi_grad_return_plan *plan)
+static bool is_running(cudaStream_t stream)
+{
+    const cudaError_t error = cudaStreamQuery(stream);
+    if (error != cudaSuccess)
+        cudaGetLastError();
+    return error == cudaErrorNotReady;
+}
+
+/* C has work where a whole was not made to its end, or where a call failed and could not be joined.
+ * The arena has failed then, which ends waits of kernels. Those of the driver are released, by a
+ * write that may stand behind one of them in a queue of the device: false where it does. */
+static bool end_comm(const struct cofi_grad_return_plan *plan, const struct cofi_gr_cuda *st)
+{
+    cof_arena *a = plan->binding.arena;
+    if (!st->comm || !a || (plan->section == 0 && cofi_arena_status(a) == COF_OK) ||
+        !is_running(st->comm))
+        return true;
+    if (!plan->params.driver_wait) {
+        if (cudaStreamSynchronize(st->comm) != cudaSuccess)
+            cudaGetLastError();
+        return true;
+    }
+    cofi_gr_cuda_release(plan, plan->last_epoch);
+    for (int ms = 0; ms < DRIVER_PATIENCE_MS && is_running(st->comm); ms++)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    return !is_running(st->comm);
+}
+
+static void close_here(struct cofi_gr_cuda *st)
+{
+    if (st->fork)
+        cudaEventDestroy(st->fork);
+    if (st->joined)
+        cudaEventDestroy(st->joined);
+    if (st->comm)
+        cudaStreamDestroy(st->comm);
+    cofi_cuda_block_close(&st->local);
+}
+
+static bool close_plan(struct cofi_grad_return_plan *plan)
 {
     struct cofi_gr_cuda *st = plan->state;
     struct cofi_cuda_scope scope;
+    bool is_ended = true;
     if (st && cofi_cuda_enter(plan->base.team->world->device->device, &scope) == COF_OK) {
-        if (st->fork)
-            cudaEventDestroy(st->fork);
-        if (st->joined)
-            cudaEventDestroy(st->joined);
-        if (st->comm)
-            cudaStreamDestroy(st->comm);
-        cofi_cuda_block_close(&st->local);
+        is_ended = end_comm(plan, st);
+        if (is_ended)
+            close_here(st);
         cofi_cuda_leave(&scope);
     }
-    free(st);
+    if (is_ended)
+        free(st);
+    return is_ended;
 }
 
 static const struct cofi_gr_backend backend = {.name = "cuda", .lay_out = lay_out,

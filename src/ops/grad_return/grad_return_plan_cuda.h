@@ -34,5 +34,8 @@ struct cofi_gr_cuda {
 /* grad_return_calls_cuda.c: the slot of struct cofi_gr_backend. */
 cof_status cofi_gr_cuda_run(struct cofi_grad_return_plan *plan, const struct cofi_gr_call *call,
                             cof_stream stream, bool *is_made_out);
+/* driver_wait, of an arena that has failed: the driver's waits know no poison, but their words lie
+ * in this rank's memory. They get the epoch that is waited for; nobody uses the sums. */
+cof_status cofi_gr_cuda_release(const struct cofi_grad_return_plan *plan, uint32_t epoch);
 
 #endif

@@ -161,6 +161,8 @@ static cof_status epoch_poll(void *ctx)
 {
     const struct epoch_wait *w = ctx;
     cof_world *world = w->plan->base.team->world;
+    COF_FAIL_IF(atomic_load(&w->plan->is_closing), COF_ERR_POISONED,
+                "grad_return: plan destroyed in the middle of a whole");
     cofi_world_poll(world);
     COF_FAIL_IF(atomic_load(&world->state[w->writer]) == COFI_PEER_LEFT, COF_ERR_PEER_DEAD,
                 "grad_return: rank %d waited for rank %d at \"gradient returned\": that rank is "
