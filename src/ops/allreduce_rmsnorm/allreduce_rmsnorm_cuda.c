@@ -170,19 +170,34 @@ static int leave_room(int n_blocks)
     return left > 1 ? left : 1;
 }
 
+/* These attributes are the kernel's in the device's context, whose other plans launch it too: no
+ * plan may take from another what it needs, so all ask for the most that there is. Beside kernels
+ * that want little shared memory a multiprocessor may else divide its own so that it holds fewer
+ * blocks than it could: then no room is left for another plan's. */
+static cudaError_t ask_for_shared(const void *entry, int device)
+{
+    struct cudaFuncAttributes attributes;
+    int most = 0;
+    cudaError_t error = cudaFuncGetAttributes(&attributes, entry);
+    if (error == cudaSuccess)
+        error = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    if (error == cudaSuccess)
+        error = cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                     most - (int)attributes.sharedSizeBytes);
+    if (error == cudaSuccess)
+        error = cudaFuncSetAttribute(entry, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                     cudaSharedmemCarveoutMaxShared);
+    return error;
+}
+
 static cof_status open_kernel(const struct cofi_arn_plan *plan, const struct state *st,
                               struct kernel *k)
 {
     const void *entry = cofi_arn_kernel_of(&k->choice);
+    const int device = plan->base.team->world->device->device;
     struct cofi_cuda_scope scope;
-    COF_TRY(cofi_cuda_enter(plan->base.team->world->device->device, &scope));
-    cudaError_t error = cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                             (int)st->shared_bytes);
-    /* Beside kernels that want little of it a multiprocessor may else divide its memory so that it
-     * holds fewer blocks than it could: then no room is left for another plan's. */
-    if (error == cudaSuccess)
-        error = cudaFuncSetAttribute(entry, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                     cudaSharedmemCarveoutMaxShared);
+    COF_TRY(cofi_cuda_enter(device, &scope));
+    cudaError_t error = ask_for_shared(entry, device);
     cofi_cuda_leave(&scope);
     COF_CUDA(error);
     COF_TRY(cofi_cuda_max_blocks(plan->base.team, entry, st->n_threads, st->shared_bytes,
