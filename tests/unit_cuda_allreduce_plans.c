@@ -1,7 +1,8 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* Plans of allreduce_rmsnorm that share one device: rows of another length on the same
- * kernel. Ranks are threads, all on the first device. Skipped where no device is. */
+/* Plans of allreduce_rmsnorm that share one device: another row length on the same kernel, and two
+ * plans on two streams, to which ranks come in another order. Ranks are threads, all on the first
+ * device. Skipped where no device is. */
 #include "test_cuda_allreduce.h"
 
 #ifdef COFI_CUDA
@@ -36,7 +37,8 @@ static void check_outputs(struct test_cuda_arn *t, const char *what)
 
 /* ---- rows of two lengths -------------------------------------------------------------------- */
 
-enum { LONG = 8192, SHORT = 64, TOKENS = 4 }; /* LONG: more shared memory than kernels have unasked */
+/* Long rows take more shared memory than a kernel may have unasked. */
+enum { LONG = 8192, SHORT = 64, TOKENS = 4 };
 
 static void run_once(cof_plan *plan, struct test_cuda_arn *t, const char *what)
 {
@@ -70,12 +72,102 @@ static void test_lengths(int rank, int n_ranks, const char *job, void *arg)
     cof_world_destroy(w);
 }
 
+/* ---- two plans on two streams --------------------------------------------------------------- */
+
+/* Of rows so long that a multiprocessor holds one block, a call that is small beside its plan's
+ * largest, and one that takes all that a plan may have of 132 multiprocessors. */
+enum { ROUNDS = 16, HIDDEN = 32768, SMALL = 8, LARGE = 64 };
+
+struct lane {
+    cof_plan *plan;
+    cof_stream stream;
+    struct test_cuda_arn small, large;
+};
+
+static bool open_lane(struct lane *l, cof_world *w, int seed)
+{
+    const cof_allreduce_rmsnorm_params params = test_arn_params(HIDDEN, LARGE);
+    l->plan = make_plan(w, HIDDEN, LARGE);
+    CHECK_OK(cof_stream_create(w, 0, &l->stream));
+    test_cuda_arn_make(&l->small, &params, SMALL, w, seed);
+    test_cuda_arn_make(&l->large, &params, LARGE, w, seed + 1);
+    return l->plan != NULL;
+}
+
+static void close_lane(struct lane *l)
+{
+    cof_stream_destroy(l->stream);
+    test_cuda_arn_free(&l->small);
+    test_cuda_arn_free(&l->large);
+    cof_plan_destroy(l->plan);
+}
+
+static cof_status enqueue(struct lane *l)
+{
+    const cof_status status = cof_allreduce_rmsnorm_run(l->plan, &l->small.args, l->stream);
+    return status == COF_OK ? cof_allreduce_rmsnorm_run(l->plan, &l->large.args, l->stream)
+                            : status;
+}
+
+/* Every rank comes to one stream first, neighbours to different ones, and to the other when all
+ * ranks' first calls are on their way: then each has on the device what waits for others' second
+ * ones. Who is last at one meeting waits at the next for the others to wake up. */
+static cof_status make_round(int rank, int n_ranks, struct lane lanes[2])
+{
+    cof_status first = enqueue(&lanes[rank % 2]);
+    test_meet(n_ranks);
+    test_meet(n_ranks);
+    cof_status second = enqueue(&lanes[1 - rank % 2]);
+    for (int i = 0; i < 2; i++)
+        CHECK_OK(cof_stream_sync(lanes[i].stream));
+    return first != COF_OK ? first : second;
+}
+
+static void make_rounds(int rank, int n_ranks, cof_world *w, struct lane lanes[2])
+{
+    bool is_alive = true;
+    for (int i = 0; i < ROUNDS; i++) { /* all of them, for the meetings */
+        cof_status status = make_round(rank, n_ranks, lanes);
+        if (status == COF_OK)
+            status = cof_team_query(cof_world_team(w));
+        CHECK(!is_alive || status == COF_OK, "rank %d of %d, round %d: %s \"%s\"", rank, n_ranks,
+              i, cof_status_name(status), cof_last_error());
+        is_alive = is_alive && status == COF_OK;
+    }
+    for (int i = 0; i < 2 && is_alive; i++) {
+        check_outputs(&lanes[i].small, "small call");
+        check_outputs(&lanes[i].large, "large call");
+    }
+}
+
+static void test_streams(int rank, int n_ranks, const char *job, void *arg)
+{
+    struct lane *lanes = calloc(2, sizeof *lanes);
+    cof_world *w = NULL;
+    (void)arg;
+    if (!lanes || !open_world(rank, n_ranks, job, &w)) {
+        free(lanes);
+        return;
+    }
+    bool is_open = open_lane(&lanes[0], w, 1);
+    is_open = open_lane(&lanes[1], w, 3) && is_open;
+    CHECK_OK(cof_team_barrier(cof_world_team(w))); /* nobody allocates while another one waits */
+    if (is_open)
+        make_rounds(rank, n_ranks, w, lanes);
+    CHECK_OK(cof_team_barrier(cof_world_team(w)));
+    close_lane(&lanes[0]);
+    close_lane(&lanes[1]);
+    free(lanes);
+    cof_world_destroy(w);
+}
+
 int main(void)
 {
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); /* ranks of a process run side by side */
     if (!test_cuda_devices())
         return 77;
     test_ranks(1, test_lengths, NULL);
+    test_ranks(2, test_streams, NULL);
     return test_done();
 }
 #endif

@@ -158,9 +158,18 @@ static size_t shared_bytes(const struct cofi_arn_plan *plan, const struct sizes 
     return (size_t)(n_threads * 8 + row) * sizeof(float);
 }
 
-/* A small call lets the kernel behind it take its place on the device early. Those of two plans on
- * two streams, each with the next one's blocks waiting behind it, then still fit. */
+/* A small call may take its places on the device before the kernel in front of it has ended, and
+ * lets the one behind it do the same once it has waited for that: so there are two of a stream at
+ * most, and those of two plans on two streams fit. A larger one begins when the kernel in front has
+ * ended: beside a small one it would hold more than a plan may, while it only waits, and where two
+ * ranks come to two plans in another order, the small one's blocks that it waits for found no place
+ * on the other rank. */
 #define ROOM_FOR_CALLS 4
+
+static bool is_small(int n_blocks, int most_blocks)
+{
+    return n_blocks * ROOM_FOR_CALLS <= most_blocks;
+}
 
 /* Blocks of a call do not wait for each other, but each for its peers': some room stays free for
  * those of another plan, which may have come first on another rank and fill the device there. */
@@ -348,9 +357,10 @@ static cof_status enqueue(struct cofi_arn_plan *plan, const struct cofi_arn_call
                            !cofi_arn_has_digest(&kernel->choice);
         const int n_blocks = choose_blocks(n, kernel->most_blocks);
         k.turn_shift = is_two_shot ? choose_shift(n_blocks, plan->n_ranks) : 0;
-        k.lets_next_begin = n_blocks * ROOM_FOR_CALLS <= kernel->most_blocks;
+        k.lets_next_begin = is_small(n_blocks, kernel->most_blocks);
         COFI_LAUNCH(a, stream, cofi_arn_launch(&kernel->choice, &k, n_blocks, st->n_threads,
-                                               st->shared_bytes, st->is_dependent, stream));
+                                               st->shared_bytes,
+                                               st->is_dependent && k.lets_next_begin, stream));
     }
     return COF_OK;
 }

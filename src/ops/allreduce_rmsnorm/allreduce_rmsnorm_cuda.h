@@ -30,7 +30,8 @@ struct cofi_arn_kernel {
     bool is_exact, weight_f32, weight_bias;
     bool x_aligned; /* rows at multiples of 8 bytes; what follows: of 16 */
     bool residual_aligned, weight_aligned, residual_out_aligned, norm_out_aligned;
-    bool lets_next_begin; /* the next kernel's blocks, before this one has ended */
+    bool lets_next_begin; /* the next kernel's blocks, before this one has ended, if that one is
+                             launched as dependent */
     bool only_one_half, no_beginning_wait; /* negative controls */
     /* In the slabs: rows of x by half, writer and row, then rows of sums by half and row. A row
      * takes x_slots or sum_slots slots of 16 bytes. */
@@ -55,6 +56,7 @@ const void *cofi_arn_kernel_of(const struct cofi_arn_choice *choice);
 bool cofi_arn_has_digest(const struct cofi_arn_choice *choice);
 uint32_t cofi_arn_slots(bool has_lines, int64_t row_bytes);
 
+/* is_dependent: its blocks may take their places before the kernel in front of it has ended. */
 cudaError_t cofi_arn_launch(const struct cofi_arn_choice *choice,
                             const struct cofi_arn_kernel *kernel, int n_blocks, int n_threads,
                             size_t shared_bytes, bool is_dependent, cudaStream_t stream);

@@ -8,9 +8,11 @@
  *   two shot   row t goes to rank t mod P alone, which sums it and pushes the sum to all others. In
  *              calls with less than P rows some ranks sum none: only announcements tell of others
  *
- * Nothing that an earlier kernel of the stream wrote is touched before cofd_wait_earlier_kernels.
- * Blocks of the next kernel may take their places at once where this one is small, else when all of
- * its blocks have ended; there they wait the same way. */
+ * Nothing that an earlier kernel of the stream wrote is touched before cofd_wait_earlier_kernels:
+ * the kernel in front may be running where this one was launched so (small calls are), else it has
+ * ended. It has waited in its turn, so with it all before it have ended. Where this one is small,
+ * it lets one that was launched so take its places behind that wait, else when all of its blocks
+ * have ended. */
 #include "ops/allreduce_rmsnorm/allreduce_rmsnorm_exchange.cuh"
 
 /* Of a block, in shared memory; the row's sums follow. */
