@@ -1,11 +1,15 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
 /* Plans of allreduce_rmsnorm that share one device: another row length on the same kernel, and two
- * plans on two streams, to which ranks come in another order. Ranks are threads, all on the first
- * device. Skipped where no device is. */
+ * plans on two streams, to which ranks come in another order, of two ranks and more. Ranks are
+ * threads, all on the first device. Skipped where no device is. */
 #include "test_cuda_allreduce.h"
 
 #ifdef COFI_CUDA
+#include "symm/call_cuda.h"
+
+void cofk_runtime_copy(void); /* the kernel's name on the host */
+
 static bool open_world(int rank, int n_ranks, const char *job, cof_world **world_out)
 {
     cof_world_options o = COF_WORLD_OPTIONS_INIT;
@@ -161,13 +165,34 @@ static void test_streams(int rank, int n_ranks, const char *job, void *arg)
     cof_world_destroy(w);
 }
 
+/* Of more than two ranks a plan without a cap of its own has half of a rank's share. */
+static void test_shares(int rank, int n_ranks, const char *job, void *arg)
+{
+    const void *kernel = (const void *)cofk_runtime_copy;
+    int n_sms = 0, n = 0, with_cap = 0;
+    cof_world *w = NULL;
+    (void)arg;
+    if (!open_world(rank, n_ranks, job, &w))
+        return;
+    cudaDeviceGetAttribute(&n_sms, cudaDevAttrMultiProcessorCount, 0);
+    CHECK_OK(cofi_cuda_max_blocks(cof_world_team(w), kernel, 64, 0, 0, &n));
+    CHECK_OK(cofi_cuda_max_blocks(cof_world_team(w), kernel, 64, 0, n_sms, &with_cap));
+    CHECK(n == n_sms / n_ranks / (n_ranks > 2 ? 2 : 1) && with_cap == n_sms / n_ranks,
+          "%d ranks on %d multiprocessors: %d blocks, with a cap %d", n_ranks, n_sms, n, with_cap);
+    CHECK_OK(cof_team_barrier(cof_world_team(w)));
+    cof_world_destroy(w);
+}
+
 int main(void)
 {
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); /* ranks of a process run side by side */
     if (!test_cuda_devices())
         return 77;
     test_ranks(1, test_lengths, NULL);
-    test_ranks(2, test_streams, NULL);
+    for (int n = 2; n <= 4; n++) {
+        test_ranks(n, test_shares, NULL);
+        test_ranks(n, test_streams, NULL);
+    }
     return test_done();
 }
 #endif

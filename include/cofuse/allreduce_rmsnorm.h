@@ -77,7 +77,8 @@ typedef struct cof_allreduce_rmsnorm_params {
     int64_t one_shot_bytes; /* AUTO: calls with at most so many bytes of x (T * H * item) go by
                                ONE_SHOT; 0: what was measured to be best */
     int max_ctas;           /* CUDA: blocks a call may take; 0: as many as run at once, but for
-                               some room for a second plan on another stream */
+                               some room for a second plan on another stream (half, where more
+                               than two ranks share a device) */
 } cof_allreduce_rmsnorm_params;
 #ifdef __cplusplus
 #define COF_ALLREDUCE_RMSNORM_PARAMS_INIT {sizeof(cof_allreduce_rmsnorm_params)}
