@@ -95,6 +95,29 @@ static void lay_out(struct cofi_arn_plan *plan)
     plan->local_bytes = 0;
 }
 
+static int64_t elem_bytes(const struct cofi_arn_plan *plan)
+{
+    return plan->row_bytes / plan->params.hidden;
+}
+
+/* Blocks of some devices have less shared memory than those of others. */
+static cof_status check_shared(const struct cofi_arn_plan *plan)
+{
+    const int device = plan->base.team->world->device->device;
+    const int64_t hidden = plan->params.hidden;
+    const struct cofi_arn_block block =
+        cofi_arn_block_of(has_lines(plan), hidden, elem_bytes(plan));
+    int limit = 0;
+    COF_CUDA(cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+    COF_FAIL_IF(block.shared_bytes + COFI_ARN_CUDA_STATIC_BYTES > (size_t)limit,
+                COF_ERR_UNSUPPORTED,
+                "params.hidden = %lld: wanted at most %lld on device %d, where a block has %d "
+                "bytes of shared memory", (long long)hidden,
+                (long long)cofi_arn_most_hidden(has_lines(plan), elem_bytes(plan), (size_t)limit),
+                device, limit);
+    return COF_OK;
+}
+
 static cof_status check(const struct cofi_arn_plan *plan)
 {
     COF_FAIL_IF(plan->params.hidden > COFI_ARN_CUDA_MAX_HIDDEN, COF_ERR_UNSUPPORTED,
@@ -103,7 +126,7 @@ static cof_status check(const struct cofi_arn_plan *plan)
     COF_FAIL_IF(plan->params.max_tokens > COFI_ARN_CUDA_MAX_TOKENS, COF_ERR_UNSUPPORTED,
                 "params.max_tokens = %lld: wanted at most %d on a CUDA device",
                 (long long)plan->params.max_tokens, COFI_ARN_CUDA_MAX_TOKENS);
-    return COF_OK;
+    return check_shared(plan);
 }
 
 static void describe(const struct cofi_arn_plan *plan, char *text, size_t bytes)
@@ -129,34 +152,10 @@ struct kernel {
 struct state {
     struct sizes sizes;
     struct kernel one_shot, two_shot;
-    int n_threads;
-    size_t shared_bytes;
+    struct cofi_arn_block block;
     bool is_dependent; /* the device starts kernels before those before them have ended */
     struct cofi_arn_kernel arguments; /* what is the same in all calls */
 };
-
-static int64_t round_up(int64_t n, int64_t to)
-{
-    return (n + to - 1) / to * to;
-}
-
-/* As many as slots or vectors, whichever are more, in so few turns that none has much more to do
- * than another. */
-static int choose_threads(const struct cofi_arn_plan *plan, const struct sizes *s)
-{
-    int64_t n = most(s->x_slots, round_up(plan->params.hidden, 256) / 8);
-    int64_t turns = (n + COFI_ARN_CUDA_THREADS - 1) / COFI_ARN_CUDA_THREADS;
-    return (int)round_up((n + turns - 1) / turns, 32);
-}
-
-/* The weights of a vector for each thread, then the sums of a row, slots filled up. */
-static size_t shared_bytes(const struct cofi_arn_plan *plan, const struct sizes *s, int n_threads)
-{
-    int64_t x = (int64_t)s->x_slots * 4 * (plan->elem == COFI_ELEM_F32 ? 1 : 2);
-    int64_t sums = (int64_t)s->sum_slots * 4 * (sums_are_f32(plan) ? 1 : 2);
-    int64_t row = most(most(x, sums), round_up(plan->params.hidden, 256));
-    return (size_t)(n_threads * 8 + row) * sizeof(float);
-}
 
 /* A small call may take its places on the device before the kernel in front of it has ended, and
  * lets the one behind it do the same once it has waited for that: so there are two of a stream at
@@ -209,8 +208,8 @@ static cof_status open_kernel(const struct cofi_arn_plan *plan, const struct sta
     cudaError_t error = ask_for_shared(entry, device);
     cofi_cuda_leave(&scope);
     COF_CUDA(error);
-    COF_TRY(cofi_cuda_max_blocks(plan->base.team, entry, st->n_threads, st->shared_bytes,
-                                 plan->params.max_ctas, &k->most_blocks));
+    COF_TRY(cofi_cuda_max_blocks(plan->base.team, entry, st->block.n_threads,
+                                 st->block.shared_bytes, plan->params.max_ctas, &k->most_blocks));
     if (plan->params.max_ctas == 0)
         k->most_blocks = leave_room(k->most_blocks);
     return COF_OK;
@@ -260,8 +259,7 @@ static cof_status open_plan(struct cofi_arn_plan *plan)
     plan->state = st;
     st->sizes = sizes_of(plan);
     COF_TRY(check_device(plan, st));
-    st->n_threads = choose_threads(plan, &st->sizes);
-    st->shared_bytes = shared_bytes(plan, &st->sizes, st->n_threads);
+    st->block = cofi_arn_block_of(st->sizes.has_lines, plan->params.hidden, elem_bytes(plan));
     st->one_shot.choice = (struct cofi_arn_choice){
         .elem = elems[plan->elem],
         .has_lines = st->sizes.has_lines,
@@ -358,8 +356,7 @@ static cof_status enqueue(struct cofi_arn_plan *plan, const struct cofi_arn_call
         const int n_blocks = choose_blocks(n, kernel->most_blocks);
         k.turn_shift = is_two_shot ? choose_shift(n_blocks, plan->n_ranks) : 0;
         k.lets_next_begin = is_small(n_blocks, kernel->most_blocks);
-        COFI_LAUNCH(a, stream, cofi_arn_launch(&kernel->choice, &k, n_blocks, st->n_threads,
-                                               st->shared_bytes,
+        COFI_LAUNCH(a, stream, cofi_arn_launch(&kernel->choice, &k, n_blocks, &st->block,
                                                st->is_dependent && k.lets_next_begin, stream));
     }
     return COF_OK;
