@@ -147,13 +147,13 @@ static void describe(const struct cofi_arn_plan *plan, char *text, size_t bytes)
 struct kernel {
     struct cofi_arn_choice choice;
     int most_blocks;
+    bool waits; /* for the kernel in front, where it begins before that one has ended */
 };
 
 struct state {
     struct sizes sizes;
     struct kernel one_shot, two_shot;
     struct cofi_arn_block block;
-    bool is_dependent; /* the device starts kernels before those before them have ended */
     struct cofi_arn_kernel arguments; /* what is the same in all calls */
 };
 
@@ -178,11 +178,11 @@ static int leave_room(int n_blocks)
     return left > 1 ? left : 1;
 }
 
-/* These attributes are the kernel's in the device's context, whose other plans launch it too: no
- * plan may take from another what it needs, so all ask for the most that there is. Beside kernels
- * that want little shared memory a multiprocessor may else divide its own so that it holds fewer
- * blocks than it could: then no room is left for another plan's. */
-static cudaError_t ask_for_shared(const void *entry, int device)
+/* The attributes that are set are the kernel's in the device's context, whose other plans launch it
+ * too: no plan may take from another what it needs, so all ask for the most that there is. Beside
+ * kernels that want little shared memory a multiprocessor may else divide its own so that it holds
+ * fewer blocks than it could: then no room is left for another plan's. */
+static cudaError_t prepare(const void *entry, int device, bool *waits)
 {
     struct cudaFuncAttributes attributes;
     int most = 0;
@@ -195,6 +195,7 @@ static cudaError_t ask_for_shared(const void *entry, int device)
     if (error == cudaSuccess)
         error = cudaFuncSetAttribute(entry, cudaFuncAttributePreferredSharedMemoryCarveout,
                                      cudaSharedmemCarveoutMaxShared);
+    *waits = error == cudaSuccess && attributes.ptxVersion >= 90; /* what was compiled, order.h */
     return error;
 }
 
@@ -205,7 +206,7 @@ static cof_status open_kernel(const struct cofi_arn_plan *plan, const struct sta
     const int device = plan->base.team->world->device->device;
     struct cofi_cuda_scope scope;
     COF_TRY(cofi_cuda_enter(device, &scope));
-    cudaError_t error = ask_for_shared(entry, device);
+    cudaError_t error = prepare(entry, device, &k->waits);
     cofi_cuda_leave(&scope);
     COF_CUDA(error);
     COF_TRY(cofi_cuda_max_blocks(plan->base.team, entry, st->block.n_threads,
@@ -236,12 +237,8 @@ static void set_arguments(const struct cofi_arn_plan *plan, struct state *st)
         st->arguments.call.slab[r] = a->base[r];
 }
 
-static cof_status check_device(const struct cofi_arn_plan *plan, struct state *st)
+static cof_status check_staged(const struct cofi_arn_plan *plan)
 {
-    int major = 0;
-    COF_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor,
-                                    plan->base.team->world->device->device));
-    st->is_dependent = major == 9; /* others run PTX of before, which does not wait */
     COF_FAIL_IF(plan->n_ranks > 1 && cofi_config_int(COFI_VAR_FORCE_STAGED) != 0,
                 COF_ERR_UNSUPPORTED,
                 "variable COFUSE_FORCE_STAGED = 1: allreduce_rmsnorm on devices stores into the "
@@ -258,7 +255,7 @@ static cof_status open_plan(struct cofi_arn_plan *plan)
     COF_FAIL_IF(!st, COF_ERR_NOMEM, "allreduce_rmsnorm plan: no memory");
     plan->state = st;
     st->sizes = sizes_of(plan);
-    COF_TRY(check_device(plan, st));
+    COF_TRY(check_staged(plan));
     st->block = cofi_arn_block_of(st->sizes.has_lines, plan->params.hidden, elem_bytes(plan));
     st->one_shot.choice = (struct cofi_arn_choice){
         .elem = elems[plan->elem],
@@ -357,7 +354,7 @@ static cof_status enqueue(struct cofi_arn_plan *plan, const struct cofi_arn_call
         k.turn_shift = is_two_shot ? choose_shift(n_blocks, plan->n_ranks) : 0;
         k.lets_next_begin = is_small(n_blocks, kernel->most_blocks);
         COFI_LAUNCH(a, stream, cofi_arn_launch(&kernel->choice, &k, n_blocks, &st->block,
-                                               st->is_dependent && k.lets_next_begin, stream));
+                                               kernel->waits && k.lets_next_begin, stream));
     }
     return COF_OK;
 }
