@@ -228,6 +228,7 @@ grad_on_devices() { # grad_on_devices NAME DEVICES LEAST_RANKS
 }
 
 row unit/cuda_world "$all" 2 '' build/tests/unit_cuda_world
+row unit/cuda_allreduce_plans "${visible[0]}" 4 '' build/tests/unit_cuda_allreduce_plans
 on_devices one "${visible[0]}" 1
 allreduce_on_devices one "${visible[0]}" 1
 row one/allreduce_rmsnorm/killed/ranks=4 "${visible[0]}" 4 '' build/tests/unit_cuda_allreduce

@@ -10,7 +10,7 @@
 
 #include "test.h"
 
-enum { TEST_ARN_SEGMENT = 256, TEST_ARN_MAX_HIDDEN = 2048, TEST_ARN_TENSORS = 5 };
+enum { TEST_ARN_SEGMENT = 256, TEST_ARN_MAX_HIDDEN = 32768, TEST_ARN_TENSORS = 5 };
 
 struct test_arn {
     cof_allreduce_rmsnorm_params params;

@@ -5,7 +5,7 @@
  * many pairs of T that differ, between 2, 3 and 4 ranks, each on a plan of its own. Ranks are
  * processes, made by exec: this program once more. Skipped where no device is. */
 #define _GNU_SOURCE
-#include "test_allreduce_rmsnorm.h"
+#include "test_cuda_allreduce.h"
 #include "test_cuda_ranks.h"
 
 #ifdef COFI_CUDA
@@ -13,62 +13,24 @@ enum { TOKENS = 6, HIDDEN = 1000, MAX_TOKENS = 4 };
 
 /* ---- tensors on the device ------------------------------------------------------------------ */
 
-/* The host's tensors and their copies, which calls get. */
-static struct {
-    struct test_arn host;
-    cof_tensor x, residual, weight, residual_out, norm_out;
-    cof_allreduce_rmsnorm_args args;
-} own;
-
+static struct test_cuda_arn own;
 static cof_allreduce_rmsnorm_params params;
-
-static cof_tensor on_device(const cof_tensor *host, size_t bytes, int device)
-{
-    cof_tensor t = *host;
-    t.device = (cof_device){COF_DEVICE_CUDA, device};
-    t.data = test_cuda_alloc(bytes);
-    test_cuda_copy(t.data, host->data, bytes);
-    return t;
-}
-
-static void make_rows(int64_t n_tokens, const cof_world *world, int seed)
-{
-    int device = cof_world_device(world);
-    test_arn_make(&own.host, &params, n_tokens, cof_world_rank(world), cof_world_size(world), seed);
-    const size_t bytes = test_arn_bytes(&own.host);
-    cudaSetDevice(device);
-    own.x = on_device(&own.host.x, bytes, device);
-    own.residual = on_device(&own.host.residual, bytes, device);
-    own.residual_out = on_device(&own.host.residual_out, bytes, device);
-    own.norm_out = on_device(&own.host.norm_out, bytes, device);
-    own.weight = on_device(&own.host.weight, (size_t)params.hidden * sizeof(float), device);
-    own.args = (cof_allreduce_rmsnorm_args){.size = sizeof own.args, .x = &own.x,
-                                            .residual = &own.residual, .weight = &own.weight,
-                                            .residual_out = &own.residual_out,
-                                            .norm_out = &own.norm_out};
-}
 
 static void make_tensors(struct test_cuda_rank *r, int seed)
 {
-    make_rows(TOKENS, r->world, seed);
+    test_cuda_arn_make(&own, &params, TOKENS, r->world, seed);
 }
 
 static void free_tensors(struct test_cuda_rank *r)
 {
-    cof_tensor *all[] = {&own.x, &own.residual, &own.weight, &own.residual_out, &own.norm_out};
     (void)r;
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
-        cudaFree(all[i]->data);
-    test_arn_free(&own.host);
+    test_cuda_arn_free(&own);
 }
 
 static void poison(struct test_cuda_rank *r)
 {
-    const size_t bytes = test_arn_bytes(&own.host);
     (void)r;
-    test_arn_poison(&own.host);
-    test_cuda_copy(own.residual_out.data, own.host.residual_out.data, bytes);
-    test_cuda_copy(own.norm_out.data, own.host.norm_out.data, bytes);
+    test_cuda_arn_poison(&own);
 }
 
 static int n_numbers(const cof_tensor *out, int64_t row)
@@ -95,10 +57,8 @@ static void print_numbers(void)
 
 static void check(struct test_cuda_rank *r, bool are_nan)
 {
-    const size_t bytes = test_arn_bytes(&own.host);
     (void)r;
-    test_cuda_copy(own.host.residual_out.data, own.residual_out.data, bytes);
-    test_cuda_copy(own.host.norm_out.data, own.norm_out.data, bytes);
+    test_cuda_arn_fetch(&own);
     if (are_nan) {
         CHECK(test_arn_all_nan(&own.host), "outputs are not NaN");
         if (!test_arn_all_nan(&own.host))
@@ -137,7 +97,7 @@ static void tokens_differ(struct test_cuda_rank *r, const char *job)
 {
     if (r->rank == 1) {
         free_tensors(r);
-        make_rows(1, r->world, 1);
+        test_cuda_arn_make(&own, &params, 1, r->world, 1);
     }
     CHECK_FAILS(call(r), COF_ERR_MISMATCH, "ranks disagree about this call");
     check(r, true);
@@ -212,7 +172,7 @@ static bool agree(struct test_cuda_rank *r, const struct dispute *d)
     CHECK_OK(cof_allreduce_rmsnorm_plan_create(r->team, &params, NULL, &r->plan));
     if (!r->plan)
         return false;
-    make_rows(d->most, r->world, 1);
+    test_cuda_arn_make(&own, &params, d->most, r->world, 1);
     CHECK_OK(call(r));
     check(r, false);
     return true;
@@ -230,7 +190,7 @@ static bool disagree(struct test_cuda_rank *r, const struct dispute *d, bool is_
     if (!agree(r, d))
         return false;
     free_tensors(r);
-    make_rows(is_odd ? d->odd : d->most, r->world, 2);
+    test_cuda_arn_make(&own, &params, is_odd ? d->odd : d->most, r->world, 2);
     CHECK_OK(cof_team_barrier(r->team));
     const double begin = test_cuda_seconds();
     CHECK_FAILS(call(r), COF_ERR_MISMATCH, "ranks disagree about this call");

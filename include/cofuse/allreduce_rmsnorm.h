@@ -67,7 +67,8 @@ typedef struct cof_allreduce_rmsnorm_params {
     size_t size;            /* sizeof(cof_allreduce_rmsnorm_params) */
     cof_dtype dtype;        /* COF_BF16, COF_F16 or COF_F32: x, residual, outputs */
     cof_dtype weight_dtype; /* dtype or COF_F32; all zero: dtype */
-    int64_t hidden;         /* H >= 1; on CUDA devices at most 32768 */
+    int64_t hidden;         /* H >= 1; on CUDA devices at most 32768, or what fits into a block's
+                               shared memory: 20448 on those with 99 KiB */
     int64_t max_tokens;     /* rows the exchange buffers hold, >= 1; calls with more go in parts */
     cof_allreduce_variant variant;
     cof_allreduce_rounding rounding;
@@ -77,7 +78,8 @@ typedef struct cof_allreduce_rmsnorm_params {
     int64_t one_shot_bytes; /* AUTO: calls with at most so many bytes of x (T * H * item) go by
                                ONE_SHOT; 0: what was measured to be best */
     int max_ctas;           /* CUDA: blocks a call may take; 0: as many as run at once, but for
-                               some room for a second plan on another stream */
+                               some room for a second plan on another stream (half, where more
+                               than two ranks share a device) */
 } cof_allreduce_rmsnorm_params;
 #ifdef __cplusplus
 #define COF_ALLREDUCE_RMSNORM_PARAMS_INIT {sizeof(cof_allreduce_rmsnorm_params)}
@@ -136,7 +138,7 @@ COF_API cof_status cof_allreduce_rmsnorm_workspace(cof_team *team,
  * COF_ERR_MISMATCH     the ranks disagree: the text has the first differing key and both values
  * COF_ERR_NOMEM        memory was refused on some rank, or the arena has no room: all ranks get it,
  *                      none keeps anything
- * COF_ERR_UNSUPPORTED  more than 16 ranks; H over 32768 on a device
+ * COF_ERR_UNSUPPORTED  more than 16 ranks; H or max_tokens over what a device takes
  * COF_ERR_TIMEOUT, COF_ERR_PEER_DEAD, COF_ERR_SYSTEM
  */
 COF_API cof_status cof_allreduce_rmsnorm_plan_create(cof_team *team,

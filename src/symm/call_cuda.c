@@ -95,6 +95,12 @@ cof_status cofi_cuda_max_blocks(const cof_team *team, const void *kernel, int th
      * begin would then get places one by one, behind those who wait for them. */
     if (w->most_ranks > 1)
         per_sm = 1;
-    *n_blocks_out = cofi_cuda_share(w, per_sm * w->n_sms, max_ctas);
+    int n_blocks = per_sm * w->n_sms;
+    /* Two plans on two streams, to which ranks come in another order: of two ranks each has some
+     * room for what the other one waits for. Of more, one may get what is left, and another one
+     * nothing. */
+    if (w->most_ranks > 2 && max_ctas == 0)
+        n_blocks /= 2;
+    *n_blocks_out = cofi_cuda_share(w, n_blocks, max_ctas);
     return COF_OK;
 }

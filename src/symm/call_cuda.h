@@ -36,8 +36,10 @@ cof_status cofi_cuda_call_wait_ack(struct cofi_binding *binding, int writer, int
 cof_status cofi_cuda_call_mark(struct cofi_binding *binding, int mark, void *stream);
 
 /* Blocks that run at once on this rank's device without those of the other ranks there: what a
- * kernel whose blocks wait for each other, or for peers, may launch; at least 1. `max_ctas` of the
- * world's options caps it, and the plan's own, where not 0. */
+ * kernel whose blocks wait for each other, or for peers, may launch; at least 1. Where more than
+ * two ranks share a device it is half of that, so that two plans may run at once, but for plans
+ * with a cap of their own. `max_ctas` of the world's options caps it, and the plan's own, where
+ * not 0. */
 cof_status cofi_cuda_max_blocks(const cof_team *team, const void *kernel, int threads,
                                 size_t shared_bytes, int max_ctas, int *n_blocks_out);
 

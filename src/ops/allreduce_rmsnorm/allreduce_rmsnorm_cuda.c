@@ -95,6 +95,29 @@ static void lay_out(struct cofi_arn_plan *plan)
     plan->local_bytes = 0;
 }
 
+static int64_t elem_bytes(const struct cofi_arn_plan *plan)
+{
+    return plan->row_bytes / plan->params.hidden;
+}
+
+/* Blocks of some devices have less shared memory than those of others. */
+static cof_status check_shared(const struct cofi_arn_plan *plan)
+{
+    const int device = plan->base.team->world->device->device;
+    const int64_t hidden = plan->params.hidden;
+    const struct cofi_arn_block block =
+        cofi_arn_block_of(has_lines(plan), hidden, elem_bytes(plan));
+    int limit = 0;
+    COF_CUDA(cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+    COF_FAIL_IF(block.shared_bytes + COFI_ARN_CUDA_STATIC_BYTES > (size_t)limit,
+                COF_ERR_UNSUPPORTED,
+                "params.hidden = %lld: wanted at most %lld on device %d, where a block has %d "
+                "bytes of shared memory", (long long)hidden,
+                (long long)cofi_arn_most_hidden(has_lines(plan), elem_bytes(plan), (size_t)limit),
+                device, limit);
+    return COF_OK;
+}
+
 static cof_status check(const struct cofi_arn_plan *plan)
 {
     COF_FAIL_IF(plan->params.hidden > COFI_ARN_CUDA_MAX_HIDDEN, COF_ERR_UNSUPPORTED,
@@ -103,7 +126,7 @@ static cof_status check(const struct cofi_arn_plan *plan)
     COF_FAIL_IF(plan->params.max_tokens > COFI_ARN_CUDA_MAX_TOKENS, COF_ERR_UNSUPPORTED,
                 "params.max_tokens = %lld: wanted at most %d on a CUDA device",
                 (long long)plan->params.max_tokens, COFI_ARN_CUDA_MAX_TOKENS);
-    return COF_OK;
+    return check_shared(plan);
 }
 
 static void describe(const struct cofi_arn_plan *plan, char *text, size_t bytes)
@@ -124,43 +147,28 @@ static void describe(const struct cofi_arn_plan *plan, char *text, size_t bytes)
 struct kernel {
     struct cofi_arn_choice choice;
     int most_blocks;
+    bool waits; /* for the kernel in front, where it begins before that one has ended */
 };
 
 struct state {
     struct sizes sizes;
     struct kernel one_shot, two_shot;
-    int n_threads;
-    size_t shared_bytes;
-    bool is_dependent; /* the device starts kernels before those before them have ended */
+    struct cofi_arn_block block;
     struct cofi_arn_kernel arguments; /* what is the same in all calls */
 };
 
-static int64_t round_up(int64_t n, int64_t to)
-{
-    return (n + to - 1) / to * to;
-}
-
-/* As many as slots or vectors, whichever are more, in so few turns that none has much more to do
- * than another. */
-static int choose_threads(const struct cofi_arn_plan *plan, const struct sizes *s)
-{
-    int64_t n = most(s->x_slots, round_up(plan->params.hidden, 256) / 8);
-    int64_t turns = (n + COFI_ARN_CUDA_THREADS - 1) / COFI_ARN_CUDA_THREADS;
-    return (int)round_up((n + turns - 1) / turns, 32);
-}
-
-/* The weights of a vector for each thread, then the sums of a row, slots filled up. */
-static size_t shared_bytes(const struct cofi_arn_plan *plan, const struct sizes *s, int n_threads)
-{
-    int64_t x = (int64_t)s->x_slots * 4 * (plan->elem == COFI_ELEM_F32 ? 1 : 2);
-    int64_t sums = (int64_t)s->sum_slots * 4 * (sums_are_f32(plan) ? 1 : 2);
-    int64_t row = most(most(x, sums), round_up(plan->params.hidden, 256));
-    return (size_t)(n_threads * 8 + row) * sizeof(float);
-}
-
-/* A small call lets the kernel behind it take its place on the device early. Those of two plans on
- * two streams, each with the next one's blocks waiting behind it, then still fit. */
+/* A small call may take its places on the device before the kernel in front of it has ended, and
+ * lets the one behind it do the same once it has waited for that: so there are two of a stream at
+ * most, and those of two plans on two streams fit. A larger one begins when the kernel in front has
+ * ended: beside a small one it would hold more than a plan may, while it only waits, and where two
+ * ranks come to two plans in another order, the small one's blocks that it waits for found no place
+ * on the other rank. */
 #define ROOM_FOR_CALLS 4
+
+static bool is_small(int n_blocks, int most_blocks)
+{
+    return n_blocks * ROOM_FOR_CALLS <= most_blocks;
+}
 
 /* Blocks of a call do not wait for each other, but each for its peers': some room stays free for
  * those of another plan, which may have come first on another rank and fill the device there. */
@@ -170,23 +178,39 @@ static int leave_room(int n_blocks)
     return left > 1 ? left : 1;
 }
 
+/* The attributes that are set are the kernel's in the device's context, whose other plans launch it
+ * too: no plan may take from another what it needs, so all ask for the most that there is. Beside
+ * kernels that want little shared memory a multiprocessor may else divide its own so that it holds
+ * fewer blocks than it could: then no room is left for another plan's. */
+static cudaError_t prepare(const void *entry, int device, bool *waits)
+{
+    struct cudaFuncAttributes attributes;
+    int most = 0;
+    cudaError_t error = cudaFuncGetAttributes(&attributes, entry);
+    if (error == cudaSuccess)
+        error = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    if (error == cudaSuccess)
+        error = cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                     most - (int)attributes.sharedSizeBytes);
+    if (error == cudaSuccess)
+        error = cudaFuncSetAttribute(entry, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                     cudaSharedmemCarveoutMaxShared);
+    *waits = error == cudaSuccess && attributes.ptxVersion >= 90; /* what was compiled, order.h */
+    return error;
+}
+
 static cof_status open_kernel(const struct cofi_arn_plan *plan, const struct state *st,
                               struct kernel *k)
 {
     const void *entry = cofi_arn_kernel_of(&k->choice);
+    const int device = plan->base.team->world->device->device;
     struct cofi_cuda_scope scope;
-    COF_TRY(cofi_cuda_enter(plan->base.team->world->device->device, &scope));
-    cudaError_t error = cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                             (int)st->shared_bytes);
-    /* Beside kernels that want little of it a multiprocessor may else divide its memory so that it
-     * holds fewer blocks than it could: then no room is left for another plan's. */
-    if (error == cudaSuccess)
-        error = cudaFuncSetAttribute(entry, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                     cudaSharedmemCarveoutMaxShared);
+    COF_TRY(cofi_cuda_enter(device, &scope));
+    cudaError_t error = prepare(entry, device, &k->waits);
     cofi_cuda_leave(&scope);
     COF_CUDA(error);
-    COF_TRY(cofi_cuda_max_blocks(plan->base.team, entry, st->n_threads, st->shared_bytes,
-                                 plan->params.max_ctas, &k->most_blocks));
+    COF_TRY(cofi_cuda_max_blocks(plan->base.team, entry, st->block.n_threads,
+                                 st->block.shared_bytes, plan->params.max_ctas, &k->most_blocks));
     if (plan->params.max_ctas == 0)
         k->most_blocks = leave_room(k->most_blocks);
     return COF_OK;
@@ -213,12 +237,8 @@ static void set_arguments(const struct cofi_arn_plan *plan, struct state *st)
         st->arguments.call.slab[r] = a->base[r];
 }
 
-static cof_status check_device(const struct cofi_arn_plan *plan, struct state *st)
+static cof_status check_staged(const struct cofi_arn_plan *plan)
 {
-    int major = 0;
-    COF_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor,
-                                    plan->base.team->world->device->device));
-    st->is_dependent = major == 9; /* others run PTX of before, which does not wait */
     COF_FAIL_IF(plan->n_ranks > 1 && cofi_config_int(COFI_VAR_FORCE_STAGED) != 0,
                 COF_ERR_UNSUPPORTED,
                 "variable COFUSE_FORCE_STAGED = 1: allreduce_rmsnorm on devices stores into the "
@@ -235,9 +255,8 @@ static cof_status open_plan(struct cofi_arn_plan *plan)
     COF_FAIL_IF(!st, COF_ERR_NOMEM, "allreduce_rmsnorm plan: no memory");
     plan->state = st;
     st->sizes = sizes_of(plan);
-    COF_TRY(check_device(plan, st));
-    st->n_threads = choose_threads(plan, &st->sizes);
-    st->shared_bytes = shared_bytes(plan, &st->sizes, st->n_threads);
+    COF_TRY(check_staged(plan));
+    st->block = cofi_arn_block_of(st->sizes.has_lines, plan->params.hidden, elem_bytes(plan));
     st->one_shot.choice = (struct cofi_arn_choice){
         .elem = elems[plan->elem],
         .has_lines = st->sizes.has_lines,
@@ -333,9 +352,9 @@ static cof_status enqueue(struct cofi_arn_plan *plan, const struct cofi_arn_call
                            !cofi_arn_has_digest(&kernel->choice);
         const int n_blocks = choose_blocks(n, kernel->most_blocks);
         k.turn_shift = is_two_shot ? choose_shift(n_blocks, plan->n_ranks) : 0;
-        k.lets_next_begin = n_blocks * ROOM_FOR_CALLS <= kernel->most_blocks;
-        COFI_LAUNCH(a, stream, cofi_arn_launch(&kernel->choice, &k, n_blocks, st->n_threads,
-                                               st->shared_bytes, st->is_dependent, stream));
+        k.lets_next_begin = is_small(n_blocks, kernel->most_blocks);
+        COFI_LAUNCH(a, stream, cofi_arn_launch(&kernel->choice, &k, n_blocks, &st->block,
+                                               kernel->waits && k.lets_next_begin, stream));
     }
     return COF_OK;
 }

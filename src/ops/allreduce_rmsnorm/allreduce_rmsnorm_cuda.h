@@ -9,14 +9,13 @@
 #include <stdint.h>
 
 #include "device/device_arena.h"
+#include "ops/allreduce_rmsnorm/allreduce_rmsnorm_block.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-#define COFI_ARN_CUDA_MAX_HIDDEN 32768
 #define COFI_ARN_CUDA_MAX_TOKENS (1 << 28) /* kernels count turns and steps in 32 bits */
-#define COFI_ARN_CUDA_THREADS 576 /* at most: the lines of a row of 4096 in bf16 at once */
 
 /* What is the same for all rows of a call; by value. What every row needs comes first: a kernel
  * fetches its arguments line by line. */
@@ -30,7 +29,8 @@ struct cofi_arn_kernel {
     bool is_exact, weight_f32, weight_bias;
     bool x_aligned; /* rows at multiples of 8 bytes; what follows: of 16 */
     bool residual_aligned, weight_aligned, residual_out_aligned, norm_out_aligned;
-    bool lets_next_begin; /* the next kernel's blocks, before this one has ended */
+    bool lets_next_begin; /* the next kernel's blocks, before this one has ended, if that one is
+                             launched as dependent */
     bool only_one_half, no_beginning_wait; /* negative controls */
     /* In the slabs: rows of x by half, writer and row, then rows of sums by half and row. A row
      * takes x_slots or sum_slots slots of 16 bytes. */
@@ -54,10 +54,15 @@ const void *cofi_arn_kernel_of(const struct cofi_arn_choice *choice);
 /* Whether each slot of the kernel's tells of disagreement, so that nothing else must. */
 bool cofi_arn_has_digest(const struct cofi_arn_choice *choice);
 uint32_t cofi_arn_slots(bool has_lines, int64_t row_bytes);
+struct cofi_arn_block cofi_arn_block_of(bool has_lines, int64_t hidden, int64_t elem_bytes);
+/* The largest H that devices with `limit` bytes of shared memory for a block take. */
+int64_t cofi_arn_most_hidden(bool has_lines, int64_t elem_bytes, size_t limit);
 
+/* is_dependent: its blocks may take their places before the kernel in front of it has ended. */
 cudaError_t cofi_arn_launch(const struct cofi_arn_choice *choice,
-                            const struct cofi_arn_kernel *kernel, int n_blocks, int n_threads,
-                            size_t shared_bytes, bool is_dependent, cudaStream_t stream);
+                            const struct cofi_arn_kernel *kernel, int n_blocks,
+                            const struct cofi_arn_block *block, bool is_dependent,
+                            cudaStream_t stream);
 
 #ifdef __cplusplus
 }

@@ -8,9 +8,11 @@
  *   two shot   row t goes to rank t mod P alone, which sums it and pushes the sum to all others. In
  *              calls with less than P rows some ranks sum none: only announcements tell of others
  *
- * Nothing that an earlier kernel of the stream wrote is touched before cofd_wait_earlier_kernels.
- * Blocks of the next kernel may take their places at once where this one is small, else when all of
- * its blocks have ended; there they wait the same way. */
+ * Nothing that an earlier kernel of the stream wrote is touched before cofd_wait_earlier_kernels:
+ * the kernel in front may be running where this one was launched so (small calls are), else it has
+ * ended. It has waited in its turn, so with it all before it have ended. Where this one is small,
+ * it lets one that was launched so take its places behind that wait, else when all of its blocks
+ * have ended. */
 #include "ops/allreduce_rmsnorm/allreduce_rmsnorm_exchange.cuh"
 
 /* Of a block, in shared memory; the row's sums follow. */
@@ -18,6 +20,7 @@ struct cofk_memory {
     float segment[COFK_MAX_SEGMENTS]; /* sums of squares */
     struct cofk_missing missing;
 };
+static_assert(sizeof(struct cofk_memory) <= COFI_ARN_CUDA_STATIC_BYTES, "static shared memory");
 
 /* The row that this block has in a turn, n_tokens and more where it has none. From turn to turn it
  * is another rank's to sum. */
@@ -273,17 +276,30 @@ uint32_t cofi_arn_slots(bool has_lines, int64_t row_bytes)
                      : cofd_wides::n_slots((uint64_t)row_bytes);
 }
 
+struct cofi_arn_block cofi_arn_block_of(bool has_lines, int64_t hidden, int64_t elem_bytes)
+{
+    return has_lines ? cofk_block_of<cofd_lines>(hidden, elem_bytes)
+                     : cofk_block_of<cofd_wides>(hidden, elem_bytes);
+}
+
+int64_t cofi_arn_most_hidden(bool has_lines, int64_t elem_bytes, size_t limit)
+{
+    return has_lines ? cofk_most_hidden<cofd_lines>(elem_bytes, limit)
+                     : cofk_most_hidden<cofd_wides>(elem_bytes, limit);
+}
+
 cudaError_t cofi_arn_launch(const struct cofi_arn_choice *choice,
-                            const struct cofi_arn_kernel *kernel, int n_blocks, int n_threads,
-                            size_t shared_bytes, bool is_dependent, cudaStream_t stream)
+                            const struct cofi_arn_kernel *kernel, int n_blocks,
+                            const struct cofi_arn_block *block, bool is_dependent,
+                            cudaStream_t stream)
 {
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)n_blocks);
-    config.blockDim = dim3((unsigned)n_threads);
-    config.dynamicSmemBytes = shared_bytes;
+    config.blockDim = dim3((unsigned)block->n_threads);
+    config.dynamicSmemBytes = block->shared_bytes;
     config.stream = stream;
     config.attrs = &attribute;
     config.numAttrs = is_dependent ? 1 : 0;

@@ -243,7 +243,7 @@ static cof_status open_kernels(struct cofi_attention_plan *plan, struct cofi_att
         COF_TRY(cofi_attention_kernels_open(&d->kernels, &shape, &d->kernel[i]));
     }
     COF_TRY(open_split(plan, d));
-    COF_CUDA(cofi_load_attention_move());
+    COF_CUDA(cofi_load_attention_move(&d->is_dependent));
     describe_engines(plan, d);
     return COF_OK;
 }
@@ -287,9 +287,6 @@ static cof_status open_streams(struct cofi_attention_plan *plan, struct cofi_att
 
 static cof_status open_all(struct cofi_attention_plan *plan, struct cofi_attention_device *d)
 {
-    int major = 0;
-    COF_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, d->device));
-    d->is_dependent = major == 9; /* what is compiled for others at run time does not wait */
     COF_TRY(make_steps(plan, &d->steps));
     COF_TRY(open_kernels(plan, d));
     COF_TRY(open_memory(plan, d));

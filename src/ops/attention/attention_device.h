@@ -41,7 +41,7 @@ struct cofi_attention_device {
     cudaEvent_t joined, sent[2];              /* on C */
     cudaEvent_t beside_done;                  /* on B */
     int n_move_blocks, n_finish_blocks;
-    bool is_dependent; /* the device starts kernels before those before them have ended */
+    bool is_dependent; /* the last kernel may begin before the one in front of it has ended */
 };
 
 /* Strides of a compact tensor of the plan's format. */

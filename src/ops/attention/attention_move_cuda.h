@@ -64,8 +64,9 @@ cudaError_t cofi_launch_attention_move(const struct cofi_attention_move *move, i
 /* is_dependent: its blocks may take their places before the kernel in front of it has ended. */
 cudaError_t cofi_launch_attention_finish(const struct cofi_attention_finish *finish, int n_blocks,
                                          bool is_dependent, cudaStream_t stream);
-/* Loads all on the current device. */
-cudaError_t cofi_load_attention_move(void);
+/* Loads all on the current device. finish_waits: the code of `finish` that was loaded waits for the
+ * kernel in front, as it must where it is dependent. */
+cudaError_t cofi_load_attention_move(bool *finish_waits_out);
 
 #ifdef __cplusplus
 }

@@ -203,17 +203,17 @@ cudaError_t cofi_launch_attention_finish(const struct cofi_attention_finish *fin
     return cudaLaunchKernelExC(&config, (const void *)cofk_attention_finish, list);
 }
 
-cudaError_t cofi_load_attention_move(void)
+cudaError_t cofi_load_attention_move(bool *finish_waits_out)
 {
     static const void *const kernels[] = {(const void *)cofk_attention_begin,
                                           (const void *)cofk_attention_turn,
                                           (const void *)cofk_attention_move,
                                           (const void *)cofk_attention_finish};
+    cudaFuncAttributes attributes = {}; /* in the end those of the last one */
     cudaError_t error = cudaSuccess;
-    for (const void *kernel : kernels) {
-        cudaFuncAttributes attributes;
+    for (const void *kernel : kernels)
         if (error == cudaSuccess)
             error = cudaFuncGetAttributes(&attributes, kernel);
-    }
+    *finish_waits_out = error == cudaSuccess && attributes.ptxVersion >= 90; /* order.h */
     return error;
 }
