@@ -108,16 +108,19 @@ static int make_token(char token[33])
     return 0;
 }
 
-/* Signals that end us are read instead. */
+/* Signals that end us are read instead. One that is ignored, as under nohup and in the background
+ * of a script, stays so here and in the ranks: a signalfd would see it. */
 static void hold_signals(struct job *job)
 {
     static const int ends[] = {SIGINT, SIGTERM, SIGHUP};
     sigset_t mask;
+    struct sigaction action;
     signal(SIGCHLD, SIG_DFL); /* ignored, it would reap the ranks behind our back */
     sigemptyset(&mask);
     sigaddset(&mask, SIGCHLD);
     for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++)
-        sigaddset(&mask, ends[i]);
+        if (!sigaction(ends[i], NULL, &action) && action.sa_handler != SIG_IGN)
+            sigaddset(&mask, ends[i]);
     pthread_sigmask(SIG_BLOCK, &mask, &job->old_mask);
     job->signal_fd = signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK);
 }
