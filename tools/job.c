@@ -411,25 +411,34 @@ static void close_job(struct job *job)
     }
 }
 
-/* A signal outweighs all; a rank's own complaint (2, 4) the errors that it causes on others. */
+/* What a rank ended with by itself, as a code of ours. */
+static int own_code(const struct job_rank *rank)
+{
+    int code = rank->has_ended && rank->end.si_code == CLD_EXITED ? rank->end.si_status
+                                                                  : COFI_EXIT_RANK;
+    return code > COFI_EXIT_UNSUPPORTED ? COFI_EXIT_RANK : code;
+}
+
+/* That of the first rank that failed. Where it is 3, the complaint of another rank of ours (2, 4)
+ * may be why, and has not been seen first. */
 static int exit_code(const struct job *job)
 {
+    static const int complaints[] = {COFI_EXIT_USAGE, COFI_EXIT_UNSUPPORTED};
     if (job->exec_errno)
         return COFI_EXIT_USAGE;
-    bool has_code[COFI_EXIT_UNSUPPORTED + 1] = {false};
-    for (int i = 0; i < job->n; i++) {
-        const struct job_rank *rank = &job->ranks[i];
-        if (!rank->has_ended || rank->end.si_code != CLD_EXITED)
-            return COFI_EXIT_RANK;
-        int code = rank->end.si_status;
-        has_code[code > COFI_EXIT_UNSUPPORTED ? COFI_EXIT_RANK : code] = true;
-    }
-    static const int order[] = {COFI_EXIT_USAGE, COFI_EXIT_UNSUPPORTED, COFI_EXIT_RANK,
-                                COFI_EXIT_CHECK};
-    for (size_t i = 0; i < sizeof order / sizeof order[0]; i++)
-        if (has_code[order[i]])
-            return order[i];
-    return COFI_EXIT_OK;
+    if (job->stop_signal)
+        return COFI_EXIT_RANK;
+    if (job->first_failed < 0)
+        return COFI_EXIT_OK;
+    const struct job_rank *first = &job->ranks[job->first_failed];
+    int code = own_code(first);
+    if (!job->spec->self || code != COFI_EXIT_RANK || was_killed(first))
+        return code;
+    for (size_t k = 0; k < sizeof complaints / sizeof complaints[0]; k++)
+        for (int i = 0; i < job->n; i++)
+            if (own_code(&job->ranks[i]) == complaints[k])
+                return complaints[k];
+    return code;
 }
 
 int cofi_job_run(const struct cofi_job_spec *spec)
