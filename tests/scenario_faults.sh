@@ -82,7 +82,7 @@ missing "a rank does not join in time" "did not arrive: 2" "exec sleep 60"
 # ---- the launcher ----
 # shellcheck disable=SC2016
 {
-    flood='if [ "$COFUSE_RANK" = 1 ]; then exit 7; fi; exec yes'
+    flood='if [ "$COFUSE_RANK" = 1 ]; then exit 7; fi; exec yes ""'
     first_and_killed='if [ "$COFUSE_RANK" = 0 ]; then exit "$1"; fi; exec sleep 60'
     # Rank 1 ends after the launcher has told of rank 0, or in the 2 s that it has.
     first_and_later='if [ "$COFUSE_RANK" = 0 ]; then exit "$1"; fi
@@ -91,9 +91,13 @@ missing "a rank does not join in time" "did not arrive: 2" "exec sleep 60"
 }
 launch=(timeout -s KILL 60 "$cofuse" launch -n 2 -- sh -c)
 
-to_null() { "$@" >/dev/null; }
+# Of empty lines the launcher has the most work, and a pipe takes longer than /dev/null.
+to_pipe() {
+    "$@" | cat >/dev/null
+    return "${PIPESTATUS[0]}"
+}
 expect "a rank that writes without end beside one that fails" 3 'rank 0 did not end within 2 s' \
-    to_null "${launch[@]}" "$flood"
+    to_pipe "${launch[@]}" "$flood"
 for code in 1 2 4; do
     expect "the first rank ends with $code, the other is killed" $code 'rank 1 did not end within' \
         "${launch[@]}" "$first_and_killed" "$scratch/log" $code
@@ -124,8 +128,11 @@ at_term() { # OUTPUT COMMAND...: the launcher, once its ranks have begun; both s
     kill -TERM "$parent" # timeout passes it on
     wait "$parent" 2>/dev/null
 }
-expect "SIGTERM beside a rank that writes without end" 143 '' at_term /dev/null \
-    "${launch[@]}" "${begin}exec yes" "$scratch"
+mkfifo "$scratch/read"
+cat "$scratch/read" >/dev/null &
+expect "SIGTERM beside a rank that writes without end" 143 '' at_term "$scratch/read" \
+    "${launch[@]}" "${begin}exec yes ''" "$scratch"
+wait
 # A reader that has stopped: nothing more goes into this pipe.
 mkfifo "$scratch/full"
 exec 9<>"$scratch/full"
