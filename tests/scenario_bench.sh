@@ -70,7 +70,45 @@ for option in --ranks=0 --pin=maybe --cache=hot --staged=1 --processes=0 --proce
         "$cofuse" bench "$option"
 done
 expect "--markdown alone" 2 'wanted --from' "$cofuse" bench --markdown
-expect "--from with a pattern" 2 'PATTERN' "$cofuse" bench --from "$json" attention
+for words in attention --list '--ranks 2' '--tiny' '--device cuda' "--json $scratch/x"; do
+    # shellcheck disable=SC2086
+    expect "--from with $words" 2 'option --from = .* wanted no PATTERN, --list or option of' \
+        "$cofuse" bench --from "$json" $words
+done
+expect "--band alone" 2 'option --band: wanted --baseline FILE' "$cofuse" bench --tiny --band 3
+expect "--list with --json" 2 'option --list: wanted no --json' "$cofuse" bench --tiny --list \
+    --json "$scratch/x"
+expect "--list with --baseline" 2 'option --list: wanted no --baseline' "$cofuse" bench --tiny \
+    --list --baseline "$json"
+# A message names the word that is wrong, wherever words without a dash stand.
+expect "an unknown option" 2 'unknown option --bogus$' "$cofuse" bench causal --bogus
+expect "an unknown letter" 2 'unknown option -x$' "$cofuse" bench causal --list -xh causal
+expect "a missing value" 2 'option --ranks: a value is missing$' "$cofuse" bench causal --ranks
+expect "a surplus value" 2 'option --list takes no value$' "$cofuse" bench causal --list=3 causal
+expect "COFUSE_ENGINE=thread" 0 'engine=thread' \
+    env COFUSE_ENGINE=thread "$cofuse" bench --tiny --list
+sample=samples/minilm_qkv.safetensors
+for words in 'bench --tiny --list' 'check runtime --list' "run attention -i $sample"; do
+    # shellcheck disable=SC2086
+    expect "COFUSE_ENGINE=cuda without --device cuda: $words" 2 \
+        'variable COFUSE_ENGINE = "cuda": wanted --device cuda with it$' \
+        env COFUSE_ENGINE=cuda "$cofuse" $words
+done
+expect "--engine comes before COFUSE_ENGINE=cuda" 0 'engine=shm' env COFUSE_ENGINE=cuda "$cofuse" \
+    bench --tiny --list --engine shm
+expect "COFUSE_ENGINE=cuda with --device cuda" 0 'engine=cuda' env COFUSE_ENGINE=cuda "$cofuse" \
+    bench --list --device cuda
+expect "COFUSE_ENGINE=cuda beside results" 0 "compared" env COFUSE_ENGINE=cuda "$cofuse" bench \
+    --from "$json" --baseline "$json"
+expect "COFUSE_ENGINE=thread with --device cuda" 2 \
+    'variable COFUSE_ENGINE = "thread": wanted shm with --device cuda' env COFUSE_ENGINE=thread \
+    "$cofuse" run attention -i $sample --device cuda
+to_full() { "$@" >/dev/full; }
+for words in --help --version help 'bench --help' 'bench --list'; do
+    # shellcheck disable=SC2086
+    expect "output that cannot be written: $words" 3 'standard output: No space left' \
+        to_full "$cofuse" $words
+done
 expect "no such variant" 2 'no variant matches "nothing"' "$cofuse" bench nothing
 expect "--json into nowhere" 2 'nowhere/x' "$cofuse" bench --tiny --json "$scratch/nowhere/x"
 mkfifo "$scratch/fifo"
