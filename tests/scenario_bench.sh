@@ -155,6 +155,26 @@ shape 'runtime form=round by=kernel how=graph' 'wanted eager of rounds within on
 shape 'attention S=3 H=1 Dqk=8 wire=f16' 'wire = "f16": wanted'
 shape 'grad_return S=3 Hkv=1 Dk=8 dtype=f32 partial=bf16' 'partial = "bf16": wanted'
 
+# Lines that do not fit: as long as a line may be, one more, and cut at a blank, or at a byte 0.
+long_line() { # BYTES: a case of so many bytes
+    local line='grad_return S=3 Hkv=1 Dk=8'
+    while [ $((${#line} + 6)) -le "$1" ]; do
+        line+=' Hkv=1'
+    done
+    printf '%s%s\n' "$line" "$(head -c $(($1 - ${#line})) /dev/zero | tr '\0' 8)"
+}
+long_line 398 >"$scratch/shapes"
+expect "a line of 398 bytes" 0 'Hkv=1' "$cofuse" bench --shapes "$scratch/shapes" --list
+long_line 399 >"$scratch/shapes"
+expect "a line of 399 bytes" 2 'line 1: wanted at most 398 bytes' \
+    "$cofuse" bench --shapes "$scratch/shapes" --list
+echo "$(long_line 398) Hkv=2" >"$scratch/shapes"
+expect "a line with a blank where it would be cut" 2 'line 1: wanted at most 398 bytes' \
+    "$cofuse" bench --shapes "$scratch/shapes" --list
+printf '# \0\ngrad_return S=3 Hkv=1 Dk=8\ngrad_return S=5\0 Hkv=1 Dk=8\n' >"$scratch/shapes"
+expect "a byte 0" 2 'line 3: wanted ASCII, found a byte 0x00' \
+    "$cofuse" bench --shapes "$scratch/shapes" --list
+
 # A describe line is a case, and the plan of this case has the same describe line.
 plan_of() { # FILE ARGUMENTS...: the last plan line with all of these
     local file=$1 lines word
