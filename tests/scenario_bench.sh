@@ -120,6 +120,11 @@ expect "--json through a link" 0 '' "$cofuse" bench transfer=pull --tiny --ranks
     --json "$scratch/link"
 expect "the link stays" 0 '' test -L "$scratch/link"
 expect "its file is new" 0 '' grep -q '"schema"' "$scratch/behind"
+rm "$scratch/behind"
+expect "--json through a link to no file" 0 '' "$cofuse" bench transfer=pull --tiny --ranks 1 \
+    --json "$scratch/link"
+expect "this link stays" 0 '' test -L "$scratch/link"
+expect "its file is there" 0 '' grep -q '"schema"' "$scratch/behind"
 printf 'grad_return S=7 Hkv=1 Dk=8 # \xc3\xa9\n' >"$scratch/shapes"
 expect "text that is no UTF-8 in the command" 0 '' "$cofuse" bench --shapes "$scratch/shapes" \
     --ranks 1 --processes 1 --repeat 1 --json "$scratch/bytes.json" 'S=7*' $'no\xffsuch' $'\xc3\xa9'
