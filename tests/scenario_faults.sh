@@ -82,7 +82,7 @@ missing "a rank does not join in time" "did not arrive: 2" "exec sleep 60"
 # ---- the launcher ----
 # shellcheck disable=SC2016
 {
-    flood='if [ "$COFUSE_RANK" = 1 ]; then exit 7; fi; exec yes ""'
+    flood='yes "" & yes "" & exec yes ""' # one of them has a processor
     first_and_killed='if [ "$COFUSE_RANK" = 0 ]; then exit "$1"; fi; exec sleep 60'
     # Rank 1 ends after the launcher has told of rank 0, or in the 2 s that it has.
     first_and_later='if [ "$COFUSE_RANK" = 0 ]; then exit "$1"; fi
@@ -97,7 +97,7 @@ to_pipe() {
     return "${PIPESTATUS[0]}"
 }
 expect "a rank that writes without end beside one that fails" 3 'rank 0 did not end within 2 s' \
-    to_pipe "${launch[@]}" "$flood"
+    to_pipe "${launch[@]}" "if [ \"\$COFUSE_RANK\" = 1 ]; then exit 7; fi; $flood"
 for code in 1 2 4; do
     expect "the first rank ends with $code, the other is killed" $code 'rank 1 did not end within' \
         "${launch[@]}" "$first_and_killed" "$scratch/log" $code
@@ -131,7 +131,7 @@ at_term() { # OUTPUT COMMAND...: the launcher, once its ranks have begun; both s
 mkfifo "$scratch/read"
 cat "$scratch/read" >/dev/null &
 expect "SIGTERM beside a rank that writes without end" 143 '' at_term "$scratch/read" \
-    "${launch[@]}" "${begin}exec yes ''" "$scratch"
+    "${launch[@]}" "$begin$flood" "$scratch"
 wait
 # A reader that has stopped: nothing more goes into this pipe.
 mkfifo "$scratch/full"
