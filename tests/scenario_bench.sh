@@ -70,7 +70,45 @@ for option in --ranks=0 --pin=maybe --cache=hot --staged=1 --processes=0 --proce
         "$cofuse" bench "$option"
 done
 expect "--markdown alone" 2 'wanted --from' "$cofuse" bench --markdown
-expect "--from with a pattern" 2 'PATTERN' "$cofuse" bench --from "$json" attention
+for words in attention --list '--ranks 2' '--tiny' '--device cuda' "--json $scratch/x"; do
+    # shellcheck disable=SC2086
+    expect "--from with $words" 2 'option --from = .* wanted no PATTERN, --list or option of' \
+        "$cofuse" bench --from "$json" $words
+done
+expect "--band alone" 2 'option --band: wanted --baseline FILE' "$cofuse" bench --tiny --band 3
+expect "--list with --json" 2 'option --list: wanted no --json' "$cofuse" bench --tiny --list \
+    --json "$scratch/x"
+expect "--list with --baseline" 2 'option --list: wanted no --baseline' "$cofuse" bench --tiny \
+    --list --baseline "$json"
+# A message names the word that is wrong, wherever words without a dash stand.
+expect "an unknown option" 2 'unknown option --bogus$' "$cofuse" bench causal --bogus
+expect "an unknown letter" 2 'unknown option -x$' "$cofuse" bench causal --list -xh causal
+expect "a missing value" 2 'option --ranks: a value is missing$' "$cofuse" bench causal --ranks
+expect "a surplus value" 2 'option --list takes no value$' "$cofuse" bench causal --list=3 causal
+expect "COFUSE_ENGINE=thread" 0 'engine=thread' \
+    env COFUSE_ENGINE=thread "$cofuse" bench --tiny --list
+sample=samples/minilm_qkv.safetensors
+for words in 'bench --tiny --list' 'check runtime --list' "run attention -i $sample"; do
+    # shellcheck disable=SC2086
+    expect "COFUSE_ENGINE=cuda without --device cuda: $words" 2 \
+        'variable COFUSE_ENGINE = "cuda": wanted --device cuda with it$' \
+        env COFUSE_ENGINE=cuda "$cofuse" $words
+done
+expect "--engine comes before COFUSE_ENGINE=cuda" 0 'engine=shm' env COFUSE_ENGINE=cuda "$cofuse" \
+    bench --tiny --list --engine shm
+expect "COFUSE_ENGINE=cuda with --device cuda" 0 'engine=cuda' env COFUSE_ENGINE=cuda "$cofuse" \
+    bench --list --device cuda
+expect "COFUSE_ENGINE=cuda beside results" 0 "compared" env COFUSE_ENGINE=cuda "$cofuse" bench \
+    --from "$json" --baseline "$json"
+expect "COFUSE_ENGINE=thread with --device cuda" 2 \
+    'variable COFUSE_ENGINE = "thread": wanted shm with --device cuda' env COFUSE_ENGINE=thread \
+    "$cofuse" run attention -i $sample --device cuda
+to_full() { "$@" >/dev/full; }
+for words in --help --version help 'bench --help' 'bench --list'; do
+    # shellcheck disable=SC2086
+    expect "output that cannot be written: $words" 3 'standard output: No space left' \
+        to_full "$cofuse" $words
+done
 expect "no such variant" 2 'no variant matches "nothing"' "$cofuse" bench nothing
 expect "--json into nowhere" 2 'nowhere/x' "$cofuse" bench --tiny --json "$scratch/nowhere/x"
 mkfifo "$scratch/fifo"
@@ -82,6 +120,11 @@ expect "--json through a link" 0 '' "$cofuse" bench transfer=pull --tiny --ranks
     --json "$scratch/link"
 expect "the link stays" 0 '' test -L "$scratch/link"
 expect "its file is new" 0 '' grep -q '"schema"' "$scratch/behind"
+rm "$scratch/behind"
+expect "--json through a link to no file" 0 '' "$cofuse" bench transfer=pull --tiny --ranks 1 \
+    --json "$scratch/link"
+expect "this link stays" 0 '' test -L "$scratch/link"
+expect "its file is there" 0 '' grep -q '"schema"' "$scratch/behind"
 printf 'grad_return S=7 Hkv=1 Dk=8 # \xc3\xa9\n' >"$scratch/shapes"
 expect "text that is no UTF-8 in the command" 0 '' "$cofuse" bench --shapes "$scratch/shapes" \
     --ranks 1 --processes 1 --repeat 1 --json "$scratch/bytes.json" 'S=7*' $'no\xffsuch' $'\xc3\xa9'
@@ -116,6 +159,26 @@ shape 'runtime form=put bytes=8 by=stream' 'by: no such way of this form'
 shape 'runtime form=round by=kernel how=graph' 'wanted eager of rounds within one kernel'
 shape 'attention S=3 H=1 Dqk=8 wire=f16' 'wire = "f16": wanted'
 shape 'grad_return S=3 Hkv=1 Dk=8 dtype=f32 partial=bf16' 'partial = "bf16": wanted'
+
+# Lines that do not fit: as long as a line may be, one more, and cut at a blank, or at a byte 0.
+long_line() { # BYTES: a case of so many bytes
+    local line='grad_return S=3 Hkv=1 Dk=8'
+    while [ $((${#line} + 6)) -le "$1" ]; do
+        line+=' Hkv=1'
+    done
+    printf '%s%s\n' "$line" "$(head -c $(($1 - ${#line})) /dev/zero | tr '\0' 8)"
+}
+long_line 398 >"$scratch/shapes"
+expect "a line of 398 bytes" 0 'Hkv=1' "$cofuse" bench --shapes "$scratch/shapes" --list
+long_line 399 >"$scratch/shapes"
+expect "a line of 399 bytes" 2 'line 1: wanted at most 398 bytes' \
+    "$cofuse" bench --shapes "$scratch/shapes" --list
+echo "$(long_line 398) Hkv=2" >"$scratch/shapes"
+expect "a line with a blank where it would be cut" 2 'line 1: wanted at most 398 bytes' \
+    "$cofuse" bench --shapes "$scratch/shapes" --list
+printf '# \0\ngrad_return S=3 Hkv=1 Dk=8\ngrad_return S=5\0 Hkv=1 Dk=8\n' >"$scratch/shapes"
+expect "a byte 0" 2 'line 3: wanted ASCII, found a byte 0x00' \
+    "$cofuse" bench --shapes "$scratch/shapes" --list
 
 # A describe line is a case, and the plan of this case has the same describe line.
 plan_of() { # FILE ARGUMENTS...: the last plan line with all of these

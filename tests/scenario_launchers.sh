@@ -139,4 +139,12 @@ refused "several hosts" "LOCAL_WORLD_SIZE = 2, WORLD_SIZE = 4: ranks on several 
     "3 2 1 0" "${torchrun[@]}" LOCAL_WORLD_SIZE=2
 refused "half a set" "RANK = \"0\", but WORLD_SIZE is not set" 1 20 0 RANK=0
 
+# Messages name the word that is wrong, as it was written.
+expect "launch: a missing value" 2 'option -n: a value is missing$' "$cofuse" launch -n
+expect "launch: a missing value of the long form" 2 'option --ranks: a value is missing$' \
+    "$cofuse" launch --ranks
+expect "launch: an unknown letter" 2 'unknown option -l$' "$cofuse" launch --ranks=2 -lh true
+expect "launch: a surplus value" 2 'option --no-label takes no value$' \
+    "$cofuse" launch -n 2 --no-label=3 true
+
 closing

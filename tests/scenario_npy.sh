@@ -190,5 +190,29 @@ refused "output is the input" "\"./k.npy\": it is the input" attention -i $input
 refused "outputs in one file" "one file for o and lse" attention -i $inputs \
     -o o=new.npy,lse=./new.npy
 refused "no directory" "/nonexistent" attention -i $inputs -o o=/nonexistent/o.npy
+long=$(printf '%0245d' 0) # a file name has 255 bytes, a temporary one 11 more than its file's
+refused "a long name" "no temporary file beside it: File name too long" attention \
+    -i in.safetensors -o "$long"
+refused "a long name of .npy" "no temporary file beside it: File name too long" attention \
+    -i $inputs -o o="${long:4}.npy"
+
+# ---- links whose file is not there yet ----
+mkdir far
+ln -s far/there.npy near.npy
+ln -s near.npy nearer.npy
+ln -s "$PWD/far/absolute" absolute
+ln -s nowhere/file lost
+refused "two links, one file" "one file for o and lse" attention -i $inputs \
+    -o o=nearer.npy,lse=near.npy
+refused "a link and its file" "one file for o and lse" attention -i $inputs \
+    -o o=nearer.npy,lse=./far/there.npy
+refused "a link to no folder" "directory ./nowhere: No such file" attention -i $inputs -o lost
+run "links whose files are not there yet" attention -i $inputs -o o=nearer.npy
+run "a link of a full path" attention -i $inputs -o absolute
+for link in near.npy nearer.npy absolute; do
+    expect "$link is a link still" 0 '' test -L $link
+done
+same absolute o far/there.npy
+verdict "no temporary is left" "$(ls -- *.tmp-* far/*.tmp-* 2>/dev/null)"
 
 closing

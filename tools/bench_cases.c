@@ -102,49 +102,54 @@ static const struct cofi_op *find_op(const struct cofi_bench_options *o, const c
     return NULL;
 }
 
-/* Words by single spaces, comment cut off; false when nothing is left, or too much was there. */
-static bool normalise(const char *begin, size_t n, char line[COFI_BENCH_LINE_BYTES])
+/* Words by single spaces, comment cut off. Returns the bytes of them all, of which `line` has what
+ * there is room for. */
+static size_t normalise(const char *begin, size_t n, char line[COFI_BENCH_LINE_BYTES])
 {
-    size_t at = 0;
+    size_t n_all = 0;
+    bool was_blank = true;
     for (size_t i = 0; i < n && begin[i] != '#'; i++) {
         bool blank = begin[i] == ' ' || begin[i] == '\t' || begin[i] == '\r';
-        if (blank && (at == 0 || line[at - 1] == ' '))
-            continue;
-        if (at + 1 >= COFI_BENCH_LINE_BYTES)
-            break;
-        line[at++] = blank ? ' ' : begin[i];
+        if (!blank || !was_blank) {
+            if (n_all < COFI_BENCH_LINE_BYTES - 1)
+                line[n_all] = blank ? ' ' : begin[i];
+            n_all++;
+        }
+        was_blank = blank;
     }
-    while (at > 0 && line[at - 1] == ' ')
-        at--;
-    line[at] = 0;
-    return at > 0;
+    if (n_all > 0 && was_blank)
+        n_all--;
+    line[n_all < COFI_BENCH_LINE_BYTES - 1 ? n_all : COFI_BENCH_LINE_BYTES - 1] = 0;
+    return n_all;
 }
 
-/* Keys stand in tables and in JSON: 0, or the first byte that is no printable ASCII. */
-static int odd_byte(const char *line)
+/* Keys stand in tables and in JSON: -1, or the first byte that is no printable ASCII. */
+static int odd_byte(const char *line, size_t n)
 {
-    for (const char *at = line; *at; at++)
-        if (*at < ' ' || *at > '~')
-            return (unsigned char)*at;
-    return 0;
+    for (size_t i = 0; i < n; i++)
+        if (line[i] < ' ' || line[i] > '~')
+            return (unsigned char)line[i];
+    return -1;
 }
 
-/* `op`: the only one whose cases may be there; NULL: any. */
-static int add_text(struct maker *m, const struct cofi_op *only, const char *text)
+/* `only`: the operator whose cases may be there; NULL: any. */
+static int add_text(struct maker *m, const struct cofi_op *only, const char *text, size_t bytes)
 {
+    const char *end = text + bytes;
     m->line_number = 0;
-    for (const char *at = text; *at;) {
+    for (const char *at = text; at < end;) {
         char line[COFI_BENCH_LINE_BYTES];
-        size_t n = strcspn(at, "\n");
+        const char *newline = memchr(at, '\n', (size_t)(end - at));
+        size_t n = (size_t)((newline ? newline : end) - at), n_line = normalise(at, n, line);
         m->line_number++;
-        if (normalise(at, n, line)) {
+        if (n_line > 0) {
             const struct cofi_op *op = find_op(m->options, line);
-            if (strlen(line) == sizeof line - 1)
+            if (n_line > sizeof line - 2)
                 return cofi_cli_error("%s, line %d: wanted at most %zu bytes", m->source,
                                       m->line_number, sizeof line - 2);
-            if (odd_byte(line))
+            if (odd_byte(line, n_line) >= 0)
                 return cofi_cli_error("%s, line %d: wanted ASCII, found a byte 0x%02x", m->source,
-                                      m->line_number, (unsigned)odd_byte(line));
+                                      m->line_number, (unsigned)odd_byte(line, n_line));
             if (!op)
                 return cofi_cli_error("%s, line %d: \"%.*s\": wanted an operator with a bench%s",
                                       m->source, m->line_number, (int)strcspn(line, " "), line,
@@ -154,14 +159,14 @@ static int add_text(struct maker *m, const struct cofi_op *only, const char *tex
             if (code != COFI_EXIT_OK)
                 return code;
         }
-        at += n + (at[n] == '\n');
+        at += n + (newline != NULL);
     }
     return COFI_EXIT_OK;
 }
 
 static int add_file(struct maker *m, const char *path)
 {
-    char *text = calloc(1, MAX_FILE_BYTES + 2);
+    char *text = malloc(MAX_FILE_BYTES + 1);
     FILE *file = text ? fopen(path, "r") : NULL;
     int code = COFI_EXIT_OK;
     size_t n = file ? fread(text, 1, MAX_FILE_BYTES + 1, file) : 0;
@@ -171,7 +176,7 @@ static int add_file(struct maker *m, const char *path)
         code = cofi_cli_error("option --shapes = \"%s\": wanted at most %d bytes", path,
                               MAX_FILE_BYTES);
     else
-        code = add_text(m, NULL, text);
+        code = add_text(m, NULL, text, n);
     if (file)
         fclose(file);
     free(text);
@@ -195,7 +200,7 @@ int cofi_bench_list_make(const struct cofi_bench_options *options, size_t cache_
                  options->cuda ? "_cuda" : "");
         m.source = source;
         if (shapes)
-            code = add_text(&m, cofi_ops[i], shapes);
+            code = add_text(&m, cofi_ops[i], shapes, strlen(shapes));
     }
     return code;
 }

@@ -27,7 +27,7 @@ struct cofi_bench_options {
     double rate_seconds;      /* of each window of the yardstick */
     double band;              /* fraction; < 0: by the spreads */
     int pin, cache, staged;   /* enum cofi_bench_ways: yes, no; warm, cold; no, yes */
-    bool tiny, list, markdown, cuda;
+    bool tiny, list, markdown, cuda, measures; /* measures: an option that says how was given */
     const char *shapes, *json, *baseline, *from;
     int n_patterns;
     char **patterns;

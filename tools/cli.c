@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fnmatch.h>
 #include <math.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -44,6 +45,17 @@ int cofi_cli_error(const char *format, ...)
     return COFI_EXIT_USAGE;
 }
 
+/* Whether the word is the long option of this value, which may be shortened. */
+static bool is_option(const char *word, const struct option *longs, int value)
+{
+    size_t n = strcspn(word, "=");
+    for (const struct option *o = longs; o->name; o++)
+        if (o->val == value && n > 2 && !strncmp(word, "--", 2) &&
+            !strncmp(word + 2, o->name, n - 2))
+            return true;
+    return false;
+}
+
 int cofi_cli_next(int argc, char **argv, const char *shorts, const struct option *longs)
 {
     char colon_shorts[64];
@@ -51,25 +63,20 @@ int cofi_cli_next(int argc, char **argv, const char *shorts, const struct option
     bool stop_early = shorts[0] == '+';
     snprintf(colon_shorts, sizeof colon_shorts, "%s:%s", stop_early ? "+" : "",
              shorts + stop_early);
-    int at = optind > 0 ? optind : 1;
     int c = getopt_long(argc, argv, colon_shorts, longs, NULL);
-    const char *word = at < argc ? argv[at] : "";
-    if (c == ':') {
-        cofi_cli_error("option %s: a value is missing", word);
-        return '?';
-    }
-    if (c == '?') {
-        bool known = false;
-        for (const struct option *o = longs; o->name; o++)
-            known |= optopt && o->val == optopt;
-        if (known && strchr(word, '='))
-            cofi_cli_error("option %.*s takes no value", (int)strcspn(word, "="), word);
-        else if (optopt && !known && strncmp(word, "--", 2))
-            cofi_cli_error("unknown option -%c", optopt);
-        else
-            cofi_cli_error("unknown option %s", word);
-    }
-    return c;
+    if (c != ':' && c != '?')
+        return c;
+    /* After a long option, getopt has just passed it; within a word of letters it still may be. */
+    const char *word = argv[optind - 1];
+    bool is_long = optopt == 0 || is_option(word, longs, optopt);
+    char letter[3] = {'-', (char)optopt, '\0'};
+    if (c == ':')
+        cofi_cli_error("option %s: a value is missing", is_long ? word : letter);
+    else if (is_long && optopt)
+        cofi_cli_error("option %.*s takes no value", (int)strcspn(word, "="), word);
+    else
+        cofi_cli_error("unknown option %s", is_long ? word : letter);
+    return '?';
 }
 
 /* "option --x = "text": wanted ..." */
@@ -190,7 +197,7 @@ void cofi_cli_run_read(int argc, char **argv, struct cofi_cli_run *run)
 static char busy_text[128];
 static volatile sig_atomic_t busy_seconds, busy_shown;
 
-/* Only write(): runs as a signal handler. */
+/* Only poll() and write(): runs as a signal handler. */
 static void show_busy(int signal_number)
 {
     (void)signal_number;
@@ -208,7 +215,8 @@ static void show_busy(int signal_number)
         line[n++] = digits[--n_digits];
     memcpy(line + n, " s\033[K", 5);
     n += 5;
-    busy_shown = write(STDERR_FILENO, line, n) > 0;
+    struct pollfd ready = {.fd = STDERR_FILENO, .events = POLLOUT}; /* a terminal may be stopped */
+    busy_shown = poll(&ready, 1, 0) > 0 && write(STDERR_FILENO, line, n) > 0;
     errno = saved_errno;
 }
 

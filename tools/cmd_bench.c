@@ -12,6 +12,7 @@
 #include "core/clock.h"
 #include "core/config.h"
 #include "job.h"
+#include "ranks.h"
 
 static const char usage[] =
     "usage: cofuse bench [PATTERN...] [options]\n"
@@ -45,6 +46,7 @@ static const char usage[] =
 
 /* ---- Options ---- */
 
+/* Up to OPT_JSON they say how to measure. */
 enum { OPT_RANKS = 256, OPT_DEVICE, OPT_ENGINE, OPT_THREADS, OPT_PIN, OPT_CACHE, OPT_STAGED,
        OPT_PROCESSES, OPT_REPEAT, OPT_WARMUP, OPT_SECONDS, OPT_SHAPES, OPT_TINY, OPT_JSON,
        OPT_BASELINE, OPT_BAND, OPT_FROM, OPT_MARKDOWN, OPT_LIST };
@@ -134,16 +136,20 @@ static bool parse_option(struct cofi_bench_options *o, int c)
 
 static int check_options(struct cofi_bench_options *o)
 {
-    if (o->from && (o->json || o->shapes || o->list || o->n_patterns))
-        return cofi_cli_error("option --from = \"%s\": wanted no --json, --shapes, --list or "
-                              "PATTERN with it", o->from);
+    if (o->from && (o->measures || o->list || o->n_patterns))
+        return cofi_cli_error("option --from = \"%s\": wanted no PATTERN, --list or option of "
+                              "measuring (--ranks to --json) with it", o->from);
     if (o->markdown && !o->from)
         return cofi_cli_error("option --markdown: wanted --from FILE with it");
+    if (o->band >= 0 && !o->baseline)
+        return cofi_cli_error("option --band: wanted --baseline FILE with it");
+    if (o->list && (o->json || o->baseline))
+        return cofi_cli_error("option --list: wanted no %s with it, for it runs no case",
+                              o->json ? "--json" : "--baseline");
     if (cofi_config_check(true) != COF_OK)
         return cofi_cli_error("%s", cof_last_error());
-    if (o->engine == COF_ENGINE_DEFAULT)
-        o->engine = strcmp(cofi_config_text(COFI_VAR_ENGINE), "thread") ? COF_ENGINE_SHM
-                                                                       : COF_ENGINE_THREAD;
+    if (o->engine == COF_ENGINE_DEFAULT && !o->from && !cofi_ranks_engine(o->cuda, &o->engine))
+        return COFI_EXIT_USAGE;
     if (!o->pin)
         o->pin = strcmp(cofi_config_text(COFI_VAR_PIN), "no") ? COFI_BENCH_FIRST
                                                               : COFI_BENCH_SECOND;
@@ -341,6 +347,7 @@ int cofi_cmd_bench(int argc, char **argv)
         }
         if (c == '?' || !parse_option(&o, c))
             return COFI_EXIT_USAGE;
+        o.measures |= c <= OPT_JSON;
     }
     o.n_patterns = argc - optind;
     o.patterns = argv + optind;

@@ -18,6 +18,7 @@
 #include "core/config.h"
 #include "job.h"
 #include "ops/runtime/runtime_check.h"
+#include "ranks.h"
 
 static const char usage[] =
     "usage: cofuse check [PATTERN...] [options]\n"
@@ -317,9 +318,8 @@ int cofi_cmd_check(int argc, char **argv)
                               r.json);
     if (cofi_config_check(true) != COF_OK)
         return cofi_cli_error("%s", cof_last_error());
-    if (r.engine == COF_ENGINE_DEFAULT)
-        r.engine = strcmp(cofi_config_text(COFI_VAR_ENGINE), "thread") ? COF_ENGINE_SHM
-                                                                       : COF_ENGINE_THREAD;
+    if (r.engine == COF_ENGINE_DEFAULT && !cofi_ranks_engine(r.cuda, &r.engine))
+        return COFI_EXIT_USAGE;
     int code = r.cuda ? require_cuda(&r) : COFI_EXIT_OK;
     if (code != COFI_EXIT_OK)
         return code;

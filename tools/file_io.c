@@ -60,27 +60,6 @@ bool cofi_file_read(const char *path, int fd, void *dst, size_t bytes, uint64_t 
 
 /* ---- writing -------------------------------------------------------------------------------- */
 
-/* The place to rename to: `path`, or what it links to. */
-static bool resolve(const char *path, char target[PATH_MAX], char *error)
-{
-    struct stat info;
-    if (stat(path, &info)) {
-        if (errno != ENOENT)
-            return cofi_file_fail(error, path, "%s", strerror(errno));
-        if (strlen(path) + 16 > PATH_MAX)
-            return cofi_file_fail(error, path, "%s", strerror(ENAMETOOLONG));
-        if (!*path || path[strlen(path) - 1] == '/')
-            return cofi_file_fail(error, path, "not a file name");
-        strcpy(target, path);
-        return true;
-    }
-    if (!S_ISREG(info.st_mode))
-        return cofi_file_fail(error, path, "it exists and is not a regular file");
-    if (!realpath(path, target) || strlen(target) + 16 > PATH_MAX)
-        return cofi_file_fail(error, path, "%s", strerror(ENAMETOOLONG));
-    return true;
-}
-
 /* The directory part of a path, "." when it has none. */
 static void directory_of(const char *path, char directory[PATH_MAX])
 {
@@ -90,15 +69,85 @@ static void directory_of(const char *path, char directory[PATH_MAX])
     directory[n ? n : 1] = '\0';
 }
 
+/* Where the links at `path` lead, though there is no file yet. */
+static bool follow_links(const char *path, char target[PATH_MAX])
+{
+    char link[PATH_MAX], directory[PATH_MAX];
+    if (strlen(path) >= PATH_MAX)
+        return false;
+    strcpy(target, path);
+    for (int i = 0; i < 40; i++) { /* as many as the system follows */
+        ssize_t n = readlink(target, link, sizeof link - 1);
+        if (n < 0)
+            return true;
+        link[n] = '\0';
+        directory_of(target, directory);
+        bool is_absolute = link[0] == '/';
+        int length = snprintf(target, PATH_MAX, "%s%s%s", is_absolute ? "" : directory,
+                              is_absolute ? "" : "/", link);
+        if (length >= PATH_MAX)
+            return false;
+    }
+    return false;
+}
+
+bool cofi_file_resolve(const char *path, char target[PATH_MAX], char *error)
+{
+    struct stat info;
+    bool exists = !stat(path, &info);
+    if (!exists && errno != ENOENT)
+        return cofi_file_fail(error, path, "%s", strerror(errno));
+    if (exists && !S_ISREG(info.st_mode))
+        return cofi_file_fail(error, path, "it exists and is not a regular file");
+    if (!(exists ? realpath(path, target) != NULL : follow_links(path, target)) ||
+        strlen(target) + 16 > PATH_MAX)
+        return cofi_file_fail(error, path, "%s", strerror(ENAMETOOLONG));
+    if (!*target || target[strlen(target) - 1] == '/')
+        return cofi_file_fail(error, path, "not a file name");
+    return true;
+}
+
+/* Ctrl-C must not leave a temporary behind: it acts when this is over. */
+static void hold_signals(sigset_t *before)
+{
+    sigset_t mask;
+    sigemptyset(&mask);
+    sigaddset(&mask, SIGINT);
+    sigaddset(&mask, SIGTERM);
+    sigaddset(&mask, SIGHUP);
+    pthread_sigmask(SIG_BLOCK, &mask, before);
+}
+
+/* Its descriptor, or -1 after a message. */
+static int make_temporary(struct cofi_file_new *file, char *error)
+{
+    if (!cofi_file_resolve(file->path, file->target, error))
+        return -1;
+    snprintf(file->temporary, sizeof file->temporary, "%s.tmp-XXXXXX", file->target);
+    int fd = mkostemp(file->temporary, O_CLOEXEC);
+    if (fd < 0)
+        cofi_file_fail(error, file->path, "no temporary file beside it: %s", strerror(errno));
+    return fd;
+}
+
 bool cofi_file_may_write(const char *path, char *error)
 {
-    char target[PATH_MAX], directory[PATH_MAX];
-    if (!resolve(path, target, error))
+    struct cofi_file_new file = {.path = path};
+    char directory[PATH_MAX];
+    if (!cofi_file_resolve(path, file.target, error))
         return false;
-    directory_of(target, directory);
+    directory_of(file.target, directory);
     if (access(directory, W_OK | X_OK))
         return cofi_file_fail(error, path, "directory %.200s: %s", directory, strerror(errno));
-    return true;
+    sigset_t before;
+    hold_signals(&before);
+    int fd = make_temporary(&file, error);
+    if (fd >= 0) {
+        unlink(file.temporary);
+        close(fd);
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return fd >= 0;
 }
 
 static bool write_all(int fd, const void *src, size_t bytes)
@@ -130,13 +179,9 @@ static bool write_parts(int fd, const struct cofi_file_part *parts, int n_parts)
 /* On failure there is no temporary file. */
 static bool write_temporary(struct cofi_file_new *file, char *error)
 {
-    if (!resolve(file->path, file->target, error))
-        return false;
-    snprintf(file->temporary, sizeof file->temporary, "%s.tmp-XXXXXX", file->target);
-    int fd = mkostemp(file->temporary, O_CLOEXEC);
+    int fd = make_temporary(file, error);
     if (fd < 0)
-        return cofi_file_fail(error, file->path, "no temporary file beside it: %s",
-                              strerror(errno));
+        return false;
     bool ok = write_parts(fd, file->parts, file->n_parts);
     int saved_errno = errno;
     if (close(fd) && ok) {
@@ -178,14 +223,9 @@ static bool replace(struct cofi_file_new *files, int n_files, char *error)
 
 bool cofi_file_replace(struct cofi_file_new *files, int n_files, char *error)
 {
-    /* Ctrl-C must not leave a temporary behind: it acts when this is over. */
-    sigset_t mask, old_mask;
-    sigemptyset(&mask);
-    sigaddset(&mask, SIGINT);
-    sigaddset(&mask, SIGTERM);
-    sigaddset(&mask, SIGHUP);
-    sigprocmask(SIG_BLOCK, &mask, &old_mask);
+    sigset_t before;
+    hold_signals(&before);
     bool ok = replace(files, n_files, error);
-    sigprocmask(SIG_SETMASK, &old_mask, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
     return ok;
 }

@@ -23,8 +23,12 @@ bool cofi_file_open(const char *path, int *fd_out, uint64_t *bytes_out, char *er
 bool cofi_file_read(const char *path, int fd, void *dst, size_t bytes, uint64_t offset,
                     char *error);
 
-/* Whether cofi_file_replace could begin: the directory exists and may be written, the path is free
- * or a regular file. */
+/* The file to write for `path`, which is free or a regular file: symbolic links are followed, also
+ * to where no file is yet. */
+bool cofi_file_resolve(const char *path, char target[PATH_MAX], char *error);
+
+/* Whether cofi_file_replace could begin: the path is free or a regular file, and a temporary file
+ * could be made beside it. */
 bool cofi_file_may_write(const char *path, char *error);
 
 struct cofi_file_part {

@@ -9,8 +9,10 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,6 +26,7 @@
 #include <unistd.h>
 
 #include "core/clock.h"
+#include "job_environment.h"
 #include "job_output.h"
 
 static const int64_t grace_ns = 2000000000; /* from the first failure to SIGKILL */
@@ -42,6 +45,8 @@ struct job {
     const struct cofi_job_spec *spec;
     int n;
     struct job_rank *ranks;
+    int first_served;              /* the rank whose output comes first this time */
+    struct cofi_job_sink sinks[2]; /* stdout, stderr */
     int (*pairs)[2]; /* [i]: end of rank 0, end of rank i; [0] unused */
     int signal_fd;
     int exec_fd[2]; /* a child that cannot exec writes errno */
@@ -54,9 +59,24 @@ struct job {
     int64_t kill_time; /* COFI_NEVER until something failed */
 };
 
+/* A line on stderr, behind the ranks' own and as patient. */
+static void say(struct job *job, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+static void say(struct job *job, const char *format, ...)
+{
+    char text[PATH_MAX + 200], line[PATH_MAX + 300];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    int n = snprintf(line, sizeof line, "%.80s: %s\n", job->spec->name, text);
+    cofi_job_sink_put(&job->sinks[1], line, (size_t)n);
+    cofi_job_sink_flush(&job->sinks[1]);
+}
+
 static int fail(struct job *job, const char *what)
 {
-    fprintf(stderr, "%s: %s: %s\n", job->spec->name, what, strerror(errno));
+    say(job, "%s: %s", what, strerror(errno));
     return COFI_EXIT_RANK;
 }
 
@@ -88,19 +108,28 @@ static int make_token(char token[33])
     return 0;
 }
 
+/* Signals that end us are read instead. One that is ignored, as under nohup and in the background
+ * of a script, stays so here and in the ranks: a signalfd would see it. */
+static void hold_signals(struct job *job)
+{
+    static const int ends[] = {SIGINT, SIGTERM, SIGHUP};
+    sigset_t mask;
+    struct sigaction action;
+    signal(SIGCHLD, SIG_DFL); /* ignored, it would reap the ranks behind our back */
+    sigemptyset(&mask);
+    sigaddset(&mask, SIGCHLD);
+    for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++)
+        if (!sigaction(ends[i], NULL, &action) && action.sa_handler != SIG_IGN)
+            sigaddset(&mask, ends[i]);
+    pthread_sigmask(SIG_BLOCK, &mask, &job->old_mask);
+    job->signal_fd = signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK);
+}
+
 static int open_job(struct job *job)
 {
     const struct cofi_job_spec *spec = job->spec;
     raise_file_limit(spec);
-    signal(SIGCHLD, SIG_DFL); /* ignored, it would reap the ranks behind our back */
-    sigset_t mask;
-    sigemptyset(&mask);
-    sigaddset(&mask, SIGCHLD);
-    sigaddset(&mask, SIGINT);
-    sigaddset(&mask, SIGTERM);
-    sigaddset(&mask, SIGHUP);
-    pthread_sigmask(SIG_BLOCK, &mask, &job->old_mask);
-    job->signal_fd = signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK);
+    hold_signals(job);
     if (job->signal_fd < 0 || pipe2(job->exec_fd, O_CLOEXEC | O_NONBLOCK) || make_token(job->token))
         return -1;
     for (int i = 0; i < job->n; i++) {
@@ -108,59 +137,11 @@ static int open_job(struct job *job)
         if (i > 0 && socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, job->pairs[i]))
             return -1;
         for (int k = 0; spec->label_output && k < 2; k++) {
-            if (!cofi_job_output_open(&rank->output[k], i, k + 1, &rank->write_fd[k]))
+            if (!cofi_job_output_open(&rank->output[k], i, &job->sinks[k], &rank->write_fd[k]))
                 return -1;
         }
     }
     return 0;
-}
-
-static bool is_own_variable(const char *entry)
-{
-    static const char *const names[] = {"COFUSE_RANK=", "COFUSE_SIZE=", "COFUSE_JOB=",
-                                        "COFUSE_FDS=", "COFUSE_SHARED_FD="};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
-        if (!strncmp(entry, names[i], strlen(names[i])))
-            return true;
-    return false;
-}
-
-/* The environment of one rank: the parent's, with our variables replaced. One allocation; NULL when
- * memory is short. */
-static char **rank_environment(const struct job *job, int rank)
-{
-    enum { N_OWN = 5, TEXT_BYTES = 128, FD_BYTES = 12 };
-    size_t n = 0, text_bytes = N_OWN * TEXT_BYTES + (size_t)job->n * FD_BYTES;
-    while (environ[n])
-        n++;
-    char **list = malloc((n + N_OWN + 1) * sizeof *list + text_bytes);
-    if (!list)
-        return NULL;
-    char *text = (char *)(list + n + N_OWN + 1), *end = text + text_bytes;
-    size_t at = 0;
-    for (size_t i = 0; i < n; i++)
-        if (!is_own_variable(environ[i]))
-            list[at++] = environ[i];
-#define ADD(...)                                                                                   \
-    do {                                                                                           \
-        list[at++] = text;                                                                         \
-        text += snprintf(text, (size_t)(end - text), __VA_ARGS__) + 1;                             \
-    } while (0)
-    ADD("COFUSE_RANK=%d", rank);
-    ADD("COFUSE_SIZE=%d", job->n);
-    ADD("COFUSE_JOB=%s", job->token);
-    if (job->spec->self)
-        ADD("COFUSE_SHARED_FD=%d", job->spec->shared_fd);
-    ADD("COFUSE_FDS=");
-#undef ADD
-    text--;
-    for (int peer = 0; peer < job->n; peer++) {
-        int fd = rank == 0 && peer > 0 ? job->pairs[peer][0]
-                 : rank > 0 && peer == 0 ? job->pairs[rank][1] : -1;
-        text += snprintf(text, (size_t)(end - text), "%s%d", peer ? "," : "", fd);
-    }
-    list[at] = NULL;
-    return list;
 }
 
 /* In the child, between fork and exec. */
@@ -207,10 +188,10 @@ static _Noreturn void run_rank(struct job *job, int rank, char **environment)
 
 static int start_ranks(struct job *job)
 {
-    fflush(NULL);
     job->parent = getpid();
     for (int i = 0; i < job->n; i++) {
-        char **environment = rank_environment(job, i);
+        char **environment =
+            cofi_job_environment(job->spec, job->token, i, job->pairs);
         pid_t pid = environment ? fork() : -1;
         if (pid == 0)
             run_rank(job, i, environment);
@@ -245,22 +226,25 @@ static bool has_failed(const struct job_rank *rank)
     return rank->has_ended && (rank->end.si_code != CLD_EXITED || rank->end.si_status != 0);
 }
 
-static void report_failure(const struct job *job, int idx)
+static void report_failure(struct job *job, int idx)
 {
     const struct job_rank *rank = &job->ranks[idx];
     if (rank->end.si_code != CLD_EXITED)
-        fprintf(stderr, "%s: rank %d was killed by signal %d (%s)\n", job->spec->name, idx,
-                rank->end.si_status, strsignal(rank->end.si_status));
+        say(job, "rank %d was killed by signal %d (%s)", idx, rank->end.si_status,
+            strsignal(rank->end.si_status));
     else if (!job->spec->self || rank->end.si_status != COFI_EXIT_CHECK)
-        fprintf(stderr, "%s: rank %d ended with exit code %d\n", job->spec->name, idx,
-                rank->end.si_status);
+        say(job, "rank %d ended with exit code %d", idx, rank->end.si_status);
 }
 
+/* Some of each rank's. */
 static void pump_output(struct job *job)
 {
     for (int i = 0; i < job->n; i++)
         for (int k = 0; k < 2; k++)
-            cofi_job_output_pump(&job->ranks[i].output[k]);
+            cofi_job_output_pump(&job->ranks[(job->first_served + i) % job->n].output[k]);
+    job->first_served = (job->first_served + 1) % job->n;
+    for (int k = 0; k < 2; k++)
+        cofi_job_sink_flush(&job->sinks[k]);
 }
 
 static bool was_killed(const struct job_rank *rank)
@@ -279,6 +263,18 @@ static int find_failed(const struct job *job)
     return failed;
 }
 
+/* Whether a rank could not run the program. It says so before it ends. */
+static bool read_exec_error(struct job *job)
+{
+    int error;
+    if (read(job->exec_fd[0], &error, sizeof error) != sizeof error)
+        return false;
+    job->exec_errno = error;
+    say(job, "cannot run \"%.4000s\": %s", job->spec->argv[0], strerror(error));
+    start_grace(job, 0);
+    return true;
+}
+
 /* Looks which ranks have ended; true when all have. */
 static bool collect_ends(struct job *job)
 {
@@ -293,7 +289,8 @@ static bool collect_ends(struct job *job)
         all &= rank->has_ended || rank->pid <= 0;
     }
     int failed = find_failed(job);
-    if (failed >= 0 && job->first_failed < 0 && !job->exec_errno && !job->stop_signal) {
+    if (failed >= 0 && job->first_failed < 0 && !job->exec_errno && !job->stop_signal &&
+        !read_exec_error(job)) {
         job->first_failed = failed;
         pump_output(job);
         report_failure(job, failed);
@@ -311,29 +308,30 @@ static void read_signals(struct job *job)
             continue;
         bool is_first = job->stop_signal == 0;
         job->stop_signal = number;
-        if (is_first && !job->spec->self) /* somebody else's program may want to clean up */
+        bool may_clean_up = is_first && !job->spec->self; /* somebody else's program may want to */
+        if (may_clean_up && job->group > 0)
             kill(-job->group, number);
-        start_grace(job, is_first && !job->spec->self ? grace_ns : 0);
-    }
-    int error;
-    if (job->exec_fd[0] >= 0 && !job->exec_errno &&
-        read(job->exec_fd[0], &error, sizeof error) == sizeof error) {
-        job->exec_errno = error;
-        fprintf(stderr, "%s: cannot run \"%s\": %s\n", job->spec->name, job->spec->argv[0],
-                strerror(error));
-        start_grace(job, 0);
+        start_grace(job, may_clean_up ? grace_ns : 0);
     }
 }
 
-/* Sleeps until a signal, output, or the time, and not for long: a thread that a library of this
- * process made before (CUDA's does) may take SIGCHLD away from the signalfd. */
+static bool are_sinks_free(const struct job *job)
+{
+    return job->sinks[0].n == 0 && job->sinks[1].n == 0;
+}
+
+/* Sleeps until a signal, output that may go on, or the time, and not for long: a thread that a
+ * library of this process made before (CUDA's does) may take SIGCHLD away from the signalfd. */
 static void wait_event(struct job *job, struct pollfd *fds, int64_t until)
 {
     nfds_t n = 0;
     fds[n++] = (struct pollfd){.fd = job->signal_fd, .events = POLLIN};
+    for (int k = 0; k < 2; k++)
+        if (job->sinks[k].n)
+            fds[n++] = (struct pollfd){.fd = job->sinks[k].fd, .events = POLLOUT};
     for (int i = 0; i < job->n; i++)
         for (int k = 0; k < 2; k++)
-            if (job->ranks[i].output[k].fd >= 0)
+            if (job->ranks[i].output[k].fd >= 0 && !job->sinks[k].n)
                 fds[n++] = (struct pollfd){.fd = job->ranks[i].output[k].fd, .events = POLLIN};
     int64_t now = cofi_now(), left = until - now < look_ns ? until - now : look_ns;
     poll(fds, n, left < 0 ? 0 : (int)((left + 999999) / 1000000));
@@ -350,13 +348,36 @@ static void watch_ranks(struct job *job, struct pollfd *fds)
     }
 }
 
+static bool is_output_left(const struct job *job)
+{
+    bool is_left = !are_sinks_free(job);
+    for (int i = 0; i < job->n; i++)
+        is_left |= job->ranks[i].output[0].fd >= 0 || job->ranks[i].output[1].fd >= 0;
+    return is_left;
+}
+
+/* What the ranks left. A reader has all the time that it wants, until a signal comes. */
+static void drain_output(struct job *job, struct pollfd *fds)
+{
+    for (int64_t until = cofi_now() + drain_ns;;) {
+        read_signals(job);
+        pump_output(job);
+        int64_t now = cofi_now();
+        if (!are_sinks_free(job) && !job->stop_signal)
+            until = now + drain_ns;
+        if (!is_output_left(job) || now >= until)
+            return;
+        wait_event(job, fds, until);
+    }
+}
+
 /* Kills what is left of the group, grandchildren included, and reaps the ranks. */
 static void end_ranks(struct job *job, struct pollfd *fds)
 {
     for (int i = 0; i < job->n; i++)
-        if (job->ranks[i].pid > 0 && !job->ranks[i].has_ended && job->first_failed >= 0)
-            fprintf(stderr, "%s: rank %d did not end within 2 s of that and was killed\n",
-                    job->spec->name, i);
+        if (job->ranks[i].pid > 0 && !job->ranks[i].has_ended && job->first_failed >= 0 &&
+            !job->stop_signal)
+            say(job, "rank %d did not end within 2 s of that and was killed", i);
     if (job->group > 0)
         kill(-job->group, SIGKILL);
     for (int i = 0; i < job->n; i++) {
@@ -367,15 +388,8 @@ static void end_ranks(struct job *job, struct pollfd *fds)
         while (waitpid(rank->pid, NULL, 0) < 0 && errno == EINTR)
             continue;
     }
-    for (int64_t until = cofi_now() + drain_ns; cofi_now() < until;) {
-        pump_output(job);
-        bool open = false;
-        for (int i = 0; i < job->n; i++)
-            open |= job->ranks[i].output[0].fd >= 0 || job->ranks[i].output[1].fd >= 0;
-        if (!open)
-            break;
-        wait_event(job, fds, until);
-    }
+    job->group = 0; /* its number may be somebody else's now */
+    drain_output(job, fds);
 }
 
 static void close_job(struct job *job)
@@ -397,25 +411,34 @@ static void close_job(struct job *job)
     }
 }
 
-/* A signal outweighs all; a rank's own complaint (2, 4) the errors that it causes on others. */
+/* What a rank ended with by itself, as a code of ours. */
+static int own_code(const struct job_rank *rank)
+{
+    int code = rank->has_ended && rank->end.si_code == CLD_EXITED ? rank->end.si_status
+                                                                  : COFI_EXIT_RANK;
+    return code > COFI_EXIT_UNSUPPORTED ? COFI_EXIT_RANK : code;
+}
+
+/* That of the first rank that failed. Where it is 3, the complaint of another rank of ours (2, 4)
+ * may be why, and has not been seen first. */
 static int exit_code(const struct job *job)
 {
+    static const int complaints[] = {COFI_EXIT_USAGE, COFI_EXIT_UNSUPPORTED};
     if (job->exec_errno)
         return COFI_EXIT_USAGE;
-    bool has_code[COFI_EXIT_UNSUPPORTED + 1] = {false};
-    for (int i = 0; i < job->n; i++) {
-        const struct job_rank *rank = &job->ranks[i];
-        if (!rank->has_ended || rank->end.si_code != CLD_EXITED)
-            return COFI_EXIT_RANK;
-        int code = rank->end.si_status;
-        has_code[code > COFI_EXIT_UNSUPPORTED ? COFI_EXIT_RANK : code] = true;
-    }
-    static const int order[] = {COFI_EXIT_USAGE, COFI_EXIT_UNSUPPORTED, COFI_EXIT_RANK,
-                                COFI_EXIT_CHECK};
-    for (size_t i = 0; i < sizeof order / sizeof order[0]; i++)
-        if (has_code[order[i]])
-            return order[i];
-    return COFI_EXIT_OK;
+    if (job->stop_signal)
+        return COFI_EXIT_RANK;
+    if (job->first_failed < 0)
+        return COFI_EXIT_OK;
+    const struct job_rank *first = &job->ranks[job->first_failed];
+    int code = own_code(first);
+    if (!job->spec->self || code != COFI_EXIT_RANK || was_killed(first))
+        return code;
+    for (size_t k = 0; k < sizeof complaints / sizeof complaints[0]; k++)
+        for (int i = 0; i < job->n; i++)
+            if (own_code(&job->ranks[i]) == complaints[k])
+                return complaints[k];
+    return code;
 }
 
 int cofi_job_run(const struct cofi_job_spec *spec)
@@ -425,8 +448,11 @@ int cofi_job_run(const struct cofi_job_spec *spec)
     size_t n = (size_t)job.n;
     job.ranks = calloc(n, sizeof *job.ranks);
     job.pairs = calloc(n, sizeof *job.pairs);
-    struct pollfd *fds = calloc(2 * n + 1, sizeof *fds);
+    struct pollfd *fds = calloc(2 * n + 3, sizeof *fds);
     int code = COFI_EXIT_RANK;
+    fflush(NULL); /* this may wait, so before signals do */
+    for (int k = 0; k < 2; k++)
+        cofi_job_sink_open(&job.sinks[k], k + 1);
     if (!job.ranks || !job.pairs || !fds) {
         fail(&job, "memory for the job");
         goto free_job;
@@ -438,6 +464,7 @@ int cofi_job_run(const struct cofi_job_spec *spec)
     }
     if (open_job(&job)) {
         code = fail(&job, "sockets and pipes for the ranks");
+        drain_output(&job, fds);
     } else if (start_ranks(&job)) {
         code = fail(&job, "starting the ranks");
         end_ranks(&job, fds);
@@ -446,8 +473,15 @@ int cofi_job_run(const struct cofi_job_spec *spec)
         end_ranks(&job, fds);
         code = exit_code(&job);
     }
+    for (int k = 0; k < 2; k++)
+        if (job.sinks[k].error && code == COFI_EXIT_OK) {
+            errno = job.sinks[k].error;
+            code = fail(&job, k ? "standard error" : "standard output");
+        }
     close_job(&job);
 free_job:
+    for (int k = 0; k < 2; k++)
+        cofi_job_sink_close(&job.sinks[k]);
     free(job.ranks);
     free(job.pairs);
     free(fds);

@@ -22,9 +22,12 @@ struct cofi_job_spec {
 
 /* Starts the ranks (fork, exec, PR_SET_PDEATHSIG), each with COFUSE_RANK, COFUSE_SIZE, COFUSE_JOB
  * and COFUSE_FDS in its environment and one end of a socketpair to rank 0 (rank 0: to every other
- * rank). Waits for all; when one fails, gives the others 2 s to end by themselves and then kills
- * them. Returns COFI_EXIT_OK, or the exit code for the job: a rank's own code 1, 2 or 4 if it ended
- * with that, else 3; messages on stderr name the first rank that failed and how. */
+ * rank). Waits for all, and for the reader of their output; when one fails, gives the others
+ * 2 s to end by themselves and then kills them. Returns COFI_EXIT_OK, or the exit code for the job:
+ * the code of the first rank that failed if it ended by itself with 1, 2 or 4, else 3; with `self`,
+ * where that rank's code is 3, another's 2 or 4. COFI_EXIT_USAGE when the program cannot be run.
+ * Messages on stderr name the first rank that failed and how. SIGINT, SIGTERM and SIGHUP, unless
+ * ignored, end the job and then the caller. */
 int cofi_job_run(const struct cofi_job_spec *spec);
 
 /* memfd of `bytes` bytes, checked against free memory before it is filled; -1 with a message. */

@@ -1,6 +1,7 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
 /* The program `cofuse`: dispatch to the subcommands. */
+#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
@@ -46,10 +47,8 @@ static void open_standard_files(void)
         close(fd);
 }
 
-int main(int argc, char **argv)
+static int run_command(int argc, char **argv)
 {
-    open_standard_files();
-    signal(SIGXFSZ, SIG_IGN); /* a file size limit is then an error of write() */
     const char *name = argc > 1 ? argv[1] : "";
     if (!strcmp(name, "--help") || !strcmp(name, "-h") || !strcmp(name, "help")) {
         print_usage(stdout);
@@ -65,15 +64,24 @@ int main(int argc, char **argv)
         char words[64];
         snprintf(words, sizeof words, "cofuse %s", name);
         cofi_cli_begin(words);
-        int code = commands[i].command(argc - 1, argv + 1);
-        if (fflush(stdout) != 0 && code == COFI_EXIT_OK) {
-            perror("cofuse: standard output");
-            code = COFI_EXIT_RANK;
-        }
-        return code;
+        return commands[i].command(argc - 1, argv + 1);
     }
     if (*name)
         fprintf(stderr, "cofuse: unknown command \"%s\"\n", name);
     print_usage(stderr);
     return COFI_EXIT_USAGE;
+}
+
+int main(int argc, char **argv)
+{
+    open_standard_files();
+    signal(SIGXFSZ, SIG_IGN); /* a file size limit is then an error of write() */
+    int code = run_command(argc, argv);
+    errno = 0;
+    if ((fflush(stdout) || ferror(stdout)) && code == COFI_EXIT_OK) {
+        fprintf(stderr, "cofuse: standard output: %s\n",
+                errno ? strerror(errno) : "some of it was not written");
+        code = COFI_EXIT_RANK;
+    }
+    return code;
 }

@@ -10,7 +10,19 @@
 #include <unistd.h>
 
 #include "cli.h"
+#include "core/config.h"
 #include "job.h"
+
+bool cofi_ranks_engine(bool cuda, cof_engine *engine_out)
+{
+    const char *name = cofi_config_text(COFI_VAR_ENGINE);
+    if (!strcmp(name, "cuda") && !cuda) {
+        cofi_cli_error("variable COFUSE_ENGINE = \"cuda\": wanted --device cuda with it");
+        return false;
+    }
+    *engine_out = strcmp(name, "thread") ? COF_ENGINE_SHM : COF_ENGINE_THREAD;
+    return true;
+}
 
 void cofi_ranks_timeouts(cof_world_options *options, double seconds)
 {

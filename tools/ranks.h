@@ -4,6 +4,8 @@
 #ifndef COFI_RANKS_H
 #define COFI_RANKS_H
 
+#include <stdbool.h>
+
 #include "cofuse/cofuse.h"
 
 /* One rank, from joining its world to its last row; returns the exit code, after a message where it
@@ -24,6 +26,11 @@ int cofi_ranks_run(const struct cofi_ranks_spec *spec);
 
 /* On threads of this process, whatever the engine; without the line that tells of it. */
 int cofi_ranks_run_threads(const struct cofi_ranks_spec *spec);
+
+/* The engine where no option names one: COFUSE_ENGINE's, else processes (COF_ENGINE_SHM), which
+ * ranks on CUDA devices are too. false after a message where the variable asks for devices and
+ * `cuda`, the option --device, does not. */
+bool cofi_ranks_engine(bool cuda, cof_engine *engine_out);
 
 /* Deadlines: the environment's, else `seconds`. */
 void cofi_ranks_timeouts(cof_world_options *options, double seconds);

@@ -67,14 +67,15 @@ bool cofi_run_read(int argc, char **argv, const char *usage, const struct cofi_o
 /* The engine of --engine, else COFUSE_ENGINE's, else shm; that of devices with --device cuda. */
 static int settle_engine(struct cofi_run_options *o)
 {
-    const bool is_thread = o->engine_word < 0
-                               ? !strcmp(cofi_config_text(COFI_VAR_ENGINE), "thread")
-                               : o->engine_word == 0;
-    o->engine = o->device ? COF_ENGINE_CUDA : is_thread ? COF_ENGINE_THREAD : COF_ENGINE_SHM;
+    o->engine = o->engine_word == 0 ? COF_ENGINE_THREAD : COF_ENGINE_SHM;
+    if (o->engine_word < 0 && !cofi_ranks_engine(o->device, &o->engine))
+        return COFI_EXIT_USAGE;
     if (!o->device)
         return COFI_EXIT_OK;
-    if (o->engine_word == 0)
-        return cofi_cli_error("option --engine = \"thread\": wanted shm with --device cuda");
+    if (o->engine == COF_ENGINE_THREAD)
+        return cofi_cli_error("%s = \"thread\": wanted shm with --device cuda",
+                              o->engine_word < 0 ? "variable COFUSE_ENGINE" : "option --engine");
+    o->engine = COF_ENGINE_CUDA;
     if (cofi_check_cuda())
         return COFI_EXIT_OK;
     cofi_cli_error("option --device = \"cuda\": this program was built without CUDA");

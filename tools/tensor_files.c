@@ -142,6 +142,9 @@ bool cofi_tensors_open(const char *input, const char *const names[], int n_names
 /* Whether two names are one file, or would be once it is written. */
 static bool same_place(const char *a, const char *b)
 {
+    char a_target[PATH_MAX], b_target[PATH_MAX], error[COFI_FILE_ERROR_BYTES];
+    a = cofi_file_resolve(a, a_target, error) ? a_target : a;
+    b = cofi_file_resolve(b, b_target, error) ? b_target : b;
     const char *a_slash = strrchr(a, '/'), *b_slash = strrchr(b, '/');
     const char *a_base = a_slash ? a_slash + 1 : a, *b_base = b_slash ? b_slash + 1 : b;
     if (!strcmp(a, b) || cofi_cli_same_file(a, b))
