@@ -21,7 +21,8 @@
  *   HASH   w -> r  w's hash                                 hash[w]
  *   HASHED w -> r  w has read all hashes
  * Each word goes from every rank to every rank in every call that has it, data or not, after the
- * last store of its step; it is a release of these, and the wait for it an acquire.
+ * last store of its step; it is a release of these, and the wait for it an acquire. A step with a
+ * product that failed sends none: the arena fails instead.
  *
  * Nothing is acknowledged. An exchange ends on a rank when it has all ranks' words of it, so when
  * all have begun it and left what is before it. Every call has at least two exchanges, with regions
@@ -53,10 +54,20 @@ static int peer_of(const struct cofi_tri_plan *plan, int i)
     return (plan->rank + i) % plan->n_ranks;
 }
 
-static void signal_all(struct cofi_tri_plan *plan, int purpose)
+/* Poison first: nobody may go on with what a failed product has left. */
+static cof_status check_products(struct cofi_tri_plan *plan)
 {
+    const struct cofi_tri_cpu_state *st = plan->state;
+    cof_status status = cofi_gemm_failed(&st->failure, "trimul");
+    return status == COF_OK ? COF_OK : cofi_arena_fail(plan->binding.arena, status);
+}
+
+static cof_status signal_all(struct cofi_tri_plan *plan, int purpose)
+{
+    COF_TRY(check_products(plan));
     for (int i = 1; i < plan->n_ranks; i++)
         cofi_call_signal(&plan->binding, peer_of(plan, i), purpose);
+    return COF_OK;
 }
 
 static cof_status wait_all(struct cofi_tri_plan *plan, int purpose, const char *step)
@@ -69,24 +80,16 @@ static cof_status wait_all(struct cofi_tri_plan *plan, int purpose, const char *
 /* All ranks have come to the end of a step. */
 static cof_status exchange(struct cofi_tri_plan *plan, int which, bool skip_wait, const char *step)
 {
-    signal_all(plan, word(plan, which));
+    COF_TRY(signal_all(plan, word(plan, which)));
     return skip_wait ? COF_OK : wait_all(plan, word(plan, which), step);
-}
-
-static cof_status check_products(struct cofi_tri_cpu_state *st)
-{
-    int status = atomic_exchange(&st->failed, COF_OK);
-    COF_FAIL_IF(status != COF_OK, (cof_status)status, "trimul: a tile product failed (%s)",
-                cof_status_name((cof_status)status));
-    return COF_OK;
 }
 
 /* ---- forward -------------------------------------------------------------------------------- */
 
-static void front(struct cofi_cpu_stream *s, struct cofi_tri_plan *plan, int chunk)
+static cof_status front(struct cofi_cpu_stream *s, struct cofi_tri_plan *plan, int chunk)
 {
     cofi_tri_cpu_front(s, plan, chunk);
-    signal_all(plan, chunk);
+    return signal_all(plan, chunk);
 }
 
 static cof_status contract(struct cofi_cpu_stream *s, struct cofi_tri_plan *plan, int chunk)
@@ -126,7 +129,7 @@ static cof_status make_tri(struct cofi_cpu_stream *s, struct cofi_tri_plan *plan
     const int n_chunks = st->sizes.n_chunks, ahead = plan->n_ranks > 1;
     for (int c = 0; c < n_chunks + ahead; c++) {
         if (c < n_chunks)
-            front(s, plan, c);
+            COF_TRY(front(s, plan, c));
         if (c >= ahead)
             COF_TRY(contract(s, plan, c - ahead));
     }
@@ -260,6 +263,7 @@ static cof_status run_steps(struct cofi_cpu_stream *s, struct cofi_tri_plan *pla
     cofi_tri_cpu_set_tiles(plan);
     cofi_tri_cpu_set_ports(plan);
     COF_TRY(c->backward ? backward(s, plan) : forward(s, plan));
+    COF_TRY(check_products(plan));
     cofi_call_end(&plan->binding);
     return COF_OK;
 }
@@ -282,12 +286,9 @@ static cof_status take_part(struct cofi_cpu_stream *s, const void *args)
 static cof_status run_call(struct cofi_cpu_stream *s, const void *args)
 {
     struct cofi_tri_plan *plan = *(struct cofi_tri_plan *const *)args;
-    struct cofi_tri_cpu_state *st = plan->state;
     cof_status status = cofi_call_failure(&plan->binding, s);
     if (status == COF_OK)
         status = run_steps(s, plan);
-    if (status == COF_OK && (status = check_products(st)) != COF_OK)
-        status = cofi_arena_fail(plan->binding.arena, status);
     if (status != COF_OK)
         fail_outputs(plan);
     return status;
