@@ -204,8 +204,47 @@ static void test_trimul(void)
     test_ranks(1, fail_on_helper, NULL);
 }
 
+/* ---- attention ------------------------------------------------------------------------------ */
+
+/* Products fail on all ranks: each of them owes a gradient that it does not send, and none waits
+ * for it until the deadline. */
+static void fail_attention(int rank, int n_ranks, const char *job, void *arg)
+{
+    const cof_attention_schedule *schedule = arg;
+    struct test_attention t;
+    cof_attention_params p = test_attention_params(50);
+    cof_plan *plan;
+    cof_world *w = test_world(rank, n_ranks, job, 60);
+    p.schedule = *schedule;
+    test_attention_make(&t, &p, rank, n_ranks, (unsigned)rank);
+    for (int backward = 0; backward < 2; backward++) {
+        CHECK_OK(cof_attention_plan_create(cof_world_team(w), &p, NULL, &plan));
+        CHECK_OK(cof_attention_forward(plan, &t.args, COF_STREAM_NOW));
+        test_meet(n_ranks);
+        atomic_store(&all_fail, true);
+        test_meet(n_ranks);
+        CHECK_FAILS((backward ? cof_attention_backward : cof_attention_forward)(plan, &t.args,
+                                                                               COF_STREAM_NOW),
+                    COF_ERR_NOMEM, "a product refused by a test");
+        CHECK(isnan(((float *)(backward ? &t.dq : &t.o)->data)[0]), "outputs are not NaN");
+        CHECK(!backward || isnan(((float *)t.dk.data)[0]), "dk is not NaN");
+        test_meet(n_ranks);
+        atomic_store(&all_fail, false);
+        test_meet(n_ranks);
+        CHECK_FAILS(cof_attention_forward(plan, &t.args, COF_STREAM_NOW), COF_ERR_POISONED,
+                    "a product refused by a test");
+        cof_plan_destroy(plan);
+    }
+    test_attention_free(&t);
+    cof_world_destroy(w);
+}
+
 int main(void)
 {
+    static const cof_attention_schedule schedules[] = {COF_SCHEDULE_RING, COF_SCHEDULE_GATHER};
     test_trimul();
+    for (int i = 0; i < 2; i++)
+        for (int n_ranks = 1; n_ranks <= 3; n_ranks++)
+            test_ranks(n_ranks, fail_attention, (void *)(uintptr_t)&schedules[i]);
     return test_done();
 }
