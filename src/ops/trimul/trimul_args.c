@@ -252,10 +252,10 @@ static cof_status run(cof_plan *base, const cof_trimul_args *args, cof_stream st
     COF_TRY(find_plan(base, &plan));
     COF_FAIL_IF(backward && plan->params.forward_only, COF_ERR_INVALID,
                 "plan: made with forward_only = 1, it has no backward");
-    COF_FAIL_IF(!plan->has_weights, COF_ERR_INVALID,
-                "plan: it has no weights, wanted cof_trimul_set_weights before");
     COF_TRY(read_call(plan, args, backward, &call));
     COF_TRY(check_state(plan));
+    COF_FAIL_IF(!plan->has_weights, COF_ERR_INVALID,
+                "plan: it has no weights, wanted cof_trimul_set_weights before");
     if (call.n_batch == 0) { /* on all ranks, or they find out by the count */
         plan->n_empty++;
         return COF_OK;
@@ -314,6 +314,7 @@ cof_status cof_trimul_set_weights(cof_plan *base, const cof_trimul_weights *give
                 COF_TRIMUL_CHECK);
     COF_TRY(read_weights(plan, given, &weights));
     COF_TRY(check_state(plan));
+    COF_TRY(plan->backend->set_weights(plan, &weights, stream));
     plan->has_weights = true;
-    return plan->backend->set_weights(plan, &weights, stream);
+    return COF_OK;
 }
