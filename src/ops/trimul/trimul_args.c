@@ -256,11 +256,10 @@ static cof_status run(cof_plan *base, const cof_trimul_args *args, cof_stream st
     COF_TRY(check_state(plan));
     COF_FAIL_IF(!plan->has_weights, COF_ERR_INVALID,
                 "plan: it has no weights, wanted cof_trimul_set_weights before");
-    if (call.n_batch == 0) { /* on all ranks, or they find out by the count */
-        plan->n_empty++;
-        return COF_OK;
-    }
-    return plan->backend->run(plan, &call, stream);
+    if (call.n_batch > 0 || cofi_tri_wants_grads(&call)) /* those of an empty sum are zeros */
+        COF_TRY(plan->backend->run(plan, &call, stream));
+    plan->n_empty += call.n_batch == 0; /* on all ranks, or they find out by the count */
+    return COF_OK;
 }
 
 cof_status cof_trimul_forward(cof_plan *plan, const cof_trimul_args *args, cof_stream stream)

@@ -198,7 +198,7 @@ static cof_status finish_grads(struct cofi_cpu_stream *s, struct cofi_tri_plan *
 static cof_status backward(struct cofi_cpu_stream *s, struct cofi_tri_plan *plan)
 {
     struct cofi_tri_cpu_state *st = plan->state;
-    const bool wants_grads = cofi_tri_cpu_wants_grads(&st->call);
+    const bool wants_grads = cofi_tri_wants_grads(&st->call);
     if (plan->params.save == COF_TRIMUL_SAVE_NONE)
         COF_TRY(make_tri(s, plan));
     for (int e = COFI_TRI_AB; e <= COFI_TRI_TRI && st->call.saved; e++)
@@ -229,16 +229,22 @@ static void fill_nan(const struct cofi_tri_plan *plan, const struct cofi_tri_ten
                 memset(cofi_tri_at(t, b, i, j), 0xff, bytes);
 }
 
-static void fail_outputs(const struct cofi_tri_plan *plan)
+static void fill_grads(const struct cofi_tri_plan *plan, float value)
 {
     const struct cofi_tri_cpu_state *st = plan->state;
-    fill_nan(plan, st->call.backward ? &st->call.dx : &st->call.out);
     for (int i = 0; i < COFI_TRI_WEIGHTS; i++) {
         int64_t shape[2];
         cofi_tri_weight_shape(&plan->params, i, shape);
         for (int64_t k = 0; k < shape[0] * shape[1] && st->call.grads[i]; k++)
-            st->call.grads[i][k] = NAN;
+            st->call.grads[i][k] = value;
     }
+}
+
+static void fail_outputs(const struct cofi_tri_plan *plan)
+{
+    const struct cofi_tri_cpu_state *st = plan->state;
+    fill_nan(plan, st->call.backward ? &st->call.dx : &st->call.out);
+    fill_grads(plan, NAN);
 }
 
 static uint64_t wanted_grads(const struct cofi_tri_call *call)
@@ -258,6 +264,10 @@ static cof_status run_steps(struct cofi_cpu_stream *s, struct cofi_tri_plan *pla
         .n_empty = c->n_empty,
         .sizes = {(uint64_t)c->n, (uint64_t)c->n_batch,
                   plan->params.reduce_param_grads ? wanted_grads(c) : 0}};
+    if (c->n_batch == 0) { /* local: the other ranks are not asked */
+        fill_grads(plan, 0);
+        return COF_OK;
+    }
     COF_TRY(cofi_call_begin(&plan->binding, &call));
     st->shape = cofi_tri_cpu_shape(plan, c->n, c->n_batch);
     cofi_tri_cpu_set_tiles(plan);

@@ -171,7 +171,6 @@ void cofi_tri_cpu_front_grad(struct cofi_cpu_stream *s, struct cofi_tri_plan *pl
 
 /* ---- _cpu_grads.c ---- */
 
-bool cofi_tri_cpu_wants_grads(const struct cofi_tri_call *call);
 void cofi_tri_cpu_clear_slices(struct cofi_cpu_stream *s, struct cofi_tri_plan *plan);
 /* The sum over the slices, in state->grads, in the order of enum cofi_tri_weight. */
 void cofi_tri_cpu_sum_slices(struct cofi_cpu_stream *s, struct cofi_tri_plan *plan);
