@@ -73,6 +73,7 @@ for dtype in "F32", "BF16", "F16":
         save(at + "incoming", made, {"op": "trimul", "direction": "incoming", "eps_in": "0.25"})
         save(at + "no_x", without(made, "x"))
         save(at + "x_alone", {"x": made["x"]})
+        save(at + "no_entries", inputs(b=0))
         save(at + "not_square", {"x": tensor("F32", [B, N, N + 1, D])})
         save(at + "other_mask", {**made, "mask": tensor("F32", [B, N, N + 1])})
         save(at + "bf16_mask", {**made, "mask": tensor("BF16", [B, N, N])})
@@ -131,6 +132,18 @@ expect "documented mixes" 0 "^$both" "${run[@]}" -i "$scratch/mixed" \
     --weights "$scratch/mixed_w" --ranks 2 --backward --compare
 expect "weights alone" 0 "^$both" "${run[@]}" -i "$scratch/x_alone" --weights "$scratch/bare_w" \
     --ranks 2 --backward --compare
+for ranks in 1 3; do
+    rm -f "$scratch/out"
+    expect "no entries, $ranks ranks" 0 "^$both" "${run[@]}" -i "$scratch/no_entries" \
+        --weights "$scratch/f32_w" --ranks $ranks --backward --compare -o "$scratch/out"
+    expect "their gradients" 0 '' python3 -c '
+import sys
+from tensor_files import load
+head, data = load(sys.argv[1])
+assert data("out") == data("dx") == b"" and head["p_in.weight"]["shape"] == [24, 10]
+assert not any(any(data(name)) for name in head if name != "__metadata__")
+' "$scratch/out"
+done
 "${run[@]}" "${files[@]}" --ranks 2 -o "$scratch/whole" >/dev/null
 for b in 0 1; do
     "${run[@]}" -i "$scratch/f32_$b" --weights "$scratch/f32_w" --ranks 3 \

@@ -2,7 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0 */
 /* Both GEMM providers, each in a process of its own because the choice is the process's: every
  * form, type and accumulate over odd sizes and leading dimensions, NaN and guard elements, empty
- * products, two threads at once; and what COFUSE_GEMM and COFUSE_CPU_ISA choose. */
+ * products, two threads at once, memory refused; and what COFUSE_GEMM and COFUSE_CPU_ISA choose. */
+#include <errno.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -220,6 +221,43 @@ static void test_threads(struct cofi_gemm *gemm)
         free(forward.want[i]);
 }
 
+/* ---- memory --------------------------------------------------------------------------------- */
+
+static _Thread_local bool refuses_memory;
+static _Thread_local int n_refused;
+
+/* oneDNN's scratch comes from here. */
+__attribute__((visibility("default"))) int posix_memalign(void **p, size_t align, size_t bytes)
+{
+    if (refuses_memory && bytes >= 4096) {
+        n_refused++;
+        return ENOMEM;
+    }
+    *p = aligned_alloc(align, (bytes + align - 1) / align * align);
+    return *p ? 0 : ENOMEM;
+}
+
+/* A product that is refused its scratch is out of memory, nothing else. */
+static void test_memory(struct cofi_gemm *gemm)
+{
+    enum { N = 200 };
+    float *a = calloc((size_t)N * N, sizeof *a), *c = calloc((size_t)N * N, sizeof *c);
+    for (int form = 0; form < 3; form++) {
+        n_refused = 0;
+        refuses_memory = true;
+        cof_status status = cofi_gemm_run(gemm, (enum cofi_gemm_form)form, COFI_GEMM_F32, N, N, N,
+                                          a, N, a, N, false, c, N);
+        refuses_memory = false;
+        CHECK(status == COF_OK || (n_refused && status == COF_ERR_NOMEM), "without memory: %s: %s",
+              cof_status_name(status), cof_last_error());
+        status = cofi_gemm_run(gemm, (enum cofi_gemm_form)form, COFI_GEMM_F32, N, N, N, a, N, a, N,
+                               false, c, N);
+        CHECK(status == COF_OK, "with memory again: %s", cof_last_error());
+    }
+    free(a);
+    free(c);
+}
+
 struct setting {
     const char *gemm, *isa;
     const char *want; /* prefix of the provider's name; NULL: refused */
@@ -253,6 +291,7 @@ static int child(const struct setting *setting)
     test_products(gemm);
     test_empty(gemm);
     test_threads(gemm);
+    test_memory(gemm);
     cofi_gemm_close(gemm);
     return n_failed != 0;
 }

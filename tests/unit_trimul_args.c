@@ -257,6 +257,8 @@ static void refuse_weights(struct fixture *f)
     w = f->part.weight_args;
     CHECK_FAILS(cof_trimul_set_weights(f->plan, &w, 2, COF_STREAM_NOW), COF_ERR_INVALID,
                 "flags = 0x2: wanted 0 or 0x1");
+    CHECK_FAILS(cof_trimul_set_weights(f->plan, &w, 0, (cof_stream){COF_STREAM_KIND_CPU, NULL}),
+                COF_ERR_INVALID, "stream");
     w.size = 7;
     CHECK_FAILS(cof_trimul_set_weights(f->plan, &w, 0, COF_STREAM_NOW), COF_ERR_INVALID,
                 "weights.size = 7");

@@ -326,7 +326,7 @@ static void test_weights(void)
     local_close(&l);
 }
 
-/* Gradients of some weights only; a call without entries. */
+/* Gradients of some weights only. */
 static void test_some_grads(void)
 {
     struct local l;
@@ -341,12 +341,56 @@ static void test_some_grads(void)
     l.part.args.grads = &some;
     CHECK_OK(cof_trimul_backward(l.plan, &l.part.args, COF_STREAM_NOW));
     CHECK(is_equal(kept, grad, n), "the gradient of g_in alone differs");
-    l.part.shape.dim[0] = 0;
-    memset(l.part.out.data, 0x5a, 64);
-    CHECK_OK(cof_trimul_forward(l.plan, &l.part.args, COF_STREAM_NOW));
-    CHECK(((unsigned char *)l.part.out.data)[63] == 0x5a, "a call without entries wrote to out");
     free(kept);
     local_close(&l);
+}
+
+/* Calls without entries leave out and dx alone, and zeros in the gradients of some weights or all,
+ * in stream order. */
+static void run_empty(int rank, int n_ranks, const char *job, void *arg)
+{
+    struct local l;
+    cof_stream stream;
+    struct test_tri_problem p = problem_of(COF_F32, 9, n_ranks);
+    p.params.reduce_param_grads = *(int *)arg;
+    l.world = test_world(rank, n_ranks, job, 20);
+    test_tri_make(&l.t, &p);
+    CHECK_OK(cof_trimul_plan_create(cof_world_team(l.world), &p.params, NULL, &l.plan));
+    CHECK_OK(cof_stream_create(l.world, 1, &stream));
+    test_tri_part_make(&l.part, &l.t, rank, 0);
+    CHECK_OK(cof_trimul_set_weights(l.plan, &l.part.weight_args, 0, stream));
+    CHECK_OK(cof_trimul_backward(l.plan, &l.part.args, stream));
+    CHECK_OK(cof_stream_sync(stream));
+    memset(l.part.out.data, 0x5a, 64);
+    memset(l.part.dx.data, 0x5a, 64);
+    for (int i = 0; i < TEST_TRI_WEIGHTS; i++)
+        memset(l.part.grads[i].data, 0xff, (size_t)l.t.weight_elements[i] * sizeof(float));
+    l.part.shape.dim[0] = 0;
+    l.part.grad_args.norm_out_b = NULL;
+    CHECK_OK(cof_trimul_forward(l.plan, &l.part.args, stream));
+    CHECK_OK(cof_trimul_backward(l.plan, &l.part.args, stream));
+    CHECK_OK(cof_stream_sync(stream));
+    CHECK(((unsigned char *)l.part.out.data)[63] == 0x5a, "a call without entries wrote to out");
+    CHECK(((unsigned char *)l.part.dx.data)[63] == 0x5a, "a call without entries wrote to dx");
+    for (int i = 0; i < TEST_TRI_WEIGHTS; i++) {
+        const uint32_t *bits = l.part.grads[i].data;
+        int64_t n_bad = 0;
+        for (int64_t k = 0; k < l.t.weight_elements[i]; k++)
+            n_bad += bits[k] != (i == 7 ? UINT32_MAX : 0);
+        CHECK(n_bad == 0, "gradient %d of no entries: %d wrong", i, (int)n_bad);
+    }
+    l.part.shape.dim[0] = 1;
+    CHECK_OK(cof_trimul_backward(l.plan, &l.part.args, stream));
+    CHECK_OK(cof_stream_sync(stream));
+    cof_stream_destroy(stream);
+    local_close(&l);
+}
+
+static void test_empty(void)
+{
+    for (int reduce = 0; reduce < 2; reduce++)
+        for (int n_ranks = 1; n_ranks <= 2; n_ranks++)
+            test_ranks(n_ranks, run_empty, &reduce);
 }
 
 static void test_import(void)
@@ -395,6 +439,7 @@ int main(void)
     test_rows();
     test_weights();
     test_some_grads();
+    test_empty();
     test_import();
     return test_done();
 }

@@ -146,7 +146,8 @@ COF_API cof_status cof_attention_plan_create(cof_team *team, const cof_attention
  *                     this one until their deadline)
  * COF_ERR_BUSY        a queue stayed full until the deadline in the middle of the call: the plan
  *                     can only be destroyed, on all ranks
- * COF_ERR_TIMEOUT, COF_ERR_MISMATCH, COF_ERR_PEER_DEAD
+ * COF_ERR_TIMEOUT, COF_ERR_MISMATCH, COF_ERR_PEER_DEAD, COF_ERR_NOMEM, COF_ERR_INTERNAL
+ *                     (the last two: a matrix product was refused its memory, or failed)
  *                     by this call with COF_STREAM_NOW, else by cof_stream_sync: outputs of this
  *                     call, and of those enqueued before its failure was known, are NaN; the plan
  *                     can only be destroyed

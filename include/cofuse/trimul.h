@@ -223,20 +223,23 @@ COF_API cof_status cof_trimul_set_weights(cof_plan *plan, const cof_trimul_weigh
 
 /**
  * out from x. Every rank of the team calls it, with the same N and B, in the same order of calls on
- * this plan; enqueues on `stream`. N = 0 cannot be said; B = 0 on all ranks does nothing. A rank
- * whose block is empty takes part. NaN in x reaches what the formula says, and no more.
+ * this plan; enqueues on `stream`. N = 0 cannot be said; B = 0 is for all ranks, and does nothing.
+ * A rank whose block is empty takes part. NaN in x reaches what the formula says, and no more.
  *
  * COF_ERR_INVALID     an argument breaks its rule, or no weights were set; nothing was enqueued,
  *                     outputs are untouched
  * COF_ERR_MISMATCH    (when the work runs) the ranks passed another N or B; outputs are NaN
+ * COF_ERR_NOMEM, COF_ERR_INTERNAL
+ *                     (when the work runs) a matrix product of some rank was refused its memory, or
+ *                     failed; outputs are NaN on every rank that needs it
  * COF_ERR_BUSY, COF_ERR_POISONED, COF_ERR_TIMEOUT, COF_ERR_PEER_DEAD   as in cof_attention_forward
  */
 COF_API cof_status cof_trimul_forward(cof_plan *plan, const cof_trimul_args *args,
                                       cof_stream stream);
 
 /**
- * dx, and the gradients of the weights, of sum(dout * out). Calls, order and errors as in
- * cof_trimul_forward. COF_ERR_INVALID on a plan made with forward_only.
+ * dx, and the gradients of the weights, of sum(dout * out); these are zeros with B = 0. Calls,
+ * order and errors as in cof_trimul_forward. COF_ERR_INVALID on a plan made with forward_only.
  */
 COF_API cof_status cof_trimul_backward(cof_plan *plan, const cof_trimul_args *args,
                                        cof_stream stream);

@@ -3,13 +3,13 @@
 #include "backend/cpu/gemm.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "backend/cpu/gemm_provider.h"
 #include "backend/cpu/vec.h"
 #include "core/config.h"
-#include "core/error.h"
 #include "core/log.h"
 
 struct cofi_gemm {
@@ -252,5 +252,19 @@ cof_status cofi_gemm_run(struct cofi_gemm *gemm, enum cofi_gemm_form form, enum 
     COF_FAIL_IF(type != COFI_GEMM_F32, COF_ERR_UNSUPPORTED,
                 "bf16 products do not run natively here: convert to fp32");
     cofi_gemm_plain_run(gemm->plain, &call);
+    return COF_OK;
+}
+
+void cofi_gemm_note(struct cofi_gemm_failure *failure, cof_status status)
+{
+    int none = COF_OK;
+    if (status != COF_OK && atomic_compare_exchange_strong(&failure->status, &none, (int)status))
+        memcpy(failure->text, cof_last_error(), sizeof failure->text);
+}
+
+cof_status cofi_gemm_failed(const struct cofi_gemm_failure *failure, const char *what)
+{
+    const cof_status status = (cof_status)atomic_load(&failure->status);
+    COF_FAIL_IF(status != COF_OK, status, "%s: a tile product failed: %s", what, failure->text);
     return COF_OK;
 }

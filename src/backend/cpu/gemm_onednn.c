@@ -26,6 +26,7 @@
 
 /* Facts of dnnl_types.h, alike in 2.x and 3.x. */
 enum {
+    DNNL_OUT_OF_MEMORY = 1,   /* dnnl_status_t */
     DNNL_CPU = 1,             /* dnnl_engine_kind_t */
     DNNL_IN_ORDER = 1,        /* dnnl_stream_flags_t */
     DNNL_BF16 = 2,            /* dnnl_data_type_t */
@@ -204,12 +205,25 @@ struct cofi_onednn {
     struct product products[COFI_GEMM_N_TYPES][COFI_GEMM_N_FORMS][2]; /* [2]: accumulate */
 };
 
-#define DNNL_TRY(function, ...)                                                                    \
+/* A call of oneDNN's that failed: for lack of memory, or `otherwise`. */
+static cof_status refused(int dnnl_status, cof_status otherwise, const char *function)
+{
+    return COF_FAIL(dnnl_status == DNNL_OUT_OF_MEMORY ? COF_ERR_NOMEM : otherwise,
+                    "%s: %s returned status %d", dnnl.name, function, dnnl_status);
+}
+
+#define DNNL_TRY_OR(otherwise, function, ...)                                                      \
     do {                                                                                           \
         int dnnl_status = dnnl.function(__VA_ARGS__);                                              \
-        COF_FAIL_IF(dnnl_status, COF_ERR_UNSUPPORTED, "%s: dnnl_%s returned status %d",            \
-                    dnnl.name, #function, dnnl_status);                                            \
+        if (dnnl_status)                                                                           \
+            return refused(dnnl_status, otherwise, "dnnl_" #function);                             \
     } while (0)
+
+/* Where primitives are made, of which a library may lack some. */
+#define DNNL_TRY(function, ...) DNNL_TRY_OR(COF_ERR_UNSUPPORTED, function, __VA_ARGS__)
+
+/* Where they run, after they have been proven. */
+#define DNNL_RUN(function, ...) DNNL_TRY_OR(COF_ERR_INTERNAL, function, __VA_ARGS__)
 
 /* A descriptor of either version: `handle` is what functions take. */
 struct desc {
@@ -282,8 +296,7 @@ static cof_status attr_add_sum(void *attr)
     if (!status)
         status = dnnl.primitive_attr_set_post_ops(attr, ops);
     dnnl.post_ops_destroy(ops);
-    COF_FAIL_IF(status, COF_ERR_UNSUPPORTED, "%s: sum post-op: status %d", dnnl.name, status);
-    return COF_OK;
+    return status ? refused(status, COF_ERR_UNSUPPORTED, "the sum post-op") : COF_OK;
 }
 
 static cof_status product_create(struct cofi_onednn *onednn, enum cofi_gemm_form form, int type,
@@ -305,8 +318,7 @@ static cof_status product_create(struct cofi_onednn *onednn, enum cofi_gemm_form
     if (status == COF_OK) {
         int made = dnnl.primitive_create(&product->primitive, desc);
         if (made)
-            status = COF_FAIL(COF_ERR_UNSUPPORTED, "%s: dnnl_primitive_create returned status %d",
-                              dnnl.name, made);
+            status = refused(made, COF_ERR_UNSUPPORTED, "dnnl_primitive_create");
         dnnl.primitive_desc_destroy(desc);
     }
     for (int i = 0; i < 3; i++)
@@ -403,7 +415,7 @@ static cof_status memory_set(struct cofi_onednn *onednn, struct memory *memory, 
                              int64_t cols, int type, int64_t ld, bool transposed, void *data)
 {
     if (memory->handle && memory->rows == rows && memory->cols == cols && memory->ld == ld) {
-        DNNL_TRY(memory_set_data_handle, memory->handle, data);
+        DNNL_RUN(memory_set_data_handle, memory->handle, data);
         return COF_OK;
     }
     if (memory->handle)
@@ -415,9 +427,7 @@ static cof_status memory_set(struct cofi_onednn *onednn, struct memory *memory, 
     desc_close(&desc);
     if (made)
         memory->handle = NULL;
-    COF_FAIL_IF(made, COF_ERR_INTERNAL, "%s: memory of %lld x %lld, ld %lld: status %d", dnnl.name,
-                (long long)rows, (long long)cols, (long long)ld, made);
-    return COF_OK;
+    return made ? refused(made, COF_ERR_INTERNAL, "dnnl_memory_create") : COF_OK;
 }
 
 cof_status cofi_onednn_run(struct cofi_onednn *onednn, const struct cofi_gemm_call *call)
@@ -433,7 +443,7 @@ cof_status cofi_onednn_run(struct cofi_onednn *onednn, const struct cofi_gemm_ca
     const struct dnnl_arg args[] = {{DNNL_ARG_SRC, product->src.handle},
                                     {DNNL_ARG_WEIGHTS, product->weights.handle},
                                     {DNNL_ARG_DST, product->dst.handle}};
-    DNNL_TRY(primitive_execute, product->primitive, onednn->stream, 3, args);
-    DNNL_TRY(stream_wait, onednn->stream);
+    DNNL_RUN(primitive_execute, product->primitive, onednn->stream, 3, args);
+    DNNL_RUN(stream_wait, onednn->stream);
     return COF_OK;
 }

@@ -120,6 +120,11 @@ void cofi_schedule_grad_begin(struct cofi_schedule *x)
     cofi_schedule_put(x, x->s, grad_begin, &a, sizeof a);
 }
 
+cof_status cofi_schedule_section(struct cofi_attention_plan *plan, cof_status status)
+{
+    return status == COF_OK ? COF_OK : cofi_arena_fail(plan->binding.arena, status);
+}
+
 /* Rows [begin, end) of a view: all NaN, or all 0. */
 static void fill_rows(const struct cofi_attention_plan *plan, const struct cofi_attention_view *v,
                       int64_t n_heads, int64_t dim, int64_t begin, int64_t end, bool nan)

@@ -24,7 +24,7 @@ struct backward_job {
     const struct cofi_attention_grad_state *state;
     const struct cofi_vec_ops *vec;
     enum cofi_gemm_type type;
-    _Atomic int status;
+    struct cofi_gemm_failure failure;
 };
 
 /* One head's pair of tiles. */
@@ -164,8 +164,8 @@ static void backward_task(void *arg, int64_t task, struct cofi_cpu_worker *worke
 {
     struct backward_job *job = arg;
     const int64_t n_heads = job->section->dims->n_heads;
-    if (atomic_load(&job->status) == COF_OK)
-        cofi_note_failure(&job->status, backward_head(job, task / n_heads, task % n_heads, worker));
+    if (atomic_load(&job->failure.status) == COF_OK)
+        cofi_gemm_note(&job->failure, backward_head(job, task / n_heads, task % n_heads, worker));
 }
 
 cof_status cofi_attention_cpu_backward(struct cofi_cpu_stream *stream,
@@ -180,8 +180,5 @@ cof_status cofi_attention_cpu_backward(struct cofi_cpu_stream *stream,
     struct backward_job job = {.section = section, .dout = dout, .state = state, .vec = cofi_vec(),
                                .type = cofi_tile_type(dims)};
     cofi_cpu_parallel(stream, n_lanes, backward_task, &job);
-    COF_FAIL_IF(job.status != COF_OK, (cof_status)job.status,
-                "attention backward: a tile product failed (%s)",
-                cof_status_name((cof_status)job.status));
-    return COF_OK;
+    return cofi_gemm_failed(&job.failure, "attention backward");
 }

@@ -25,7 +25,7 @@ struct forward_job {
     const struct cofi_vec_ops *vec;
     enum cofi_gemm_type type;
     int64_t block_rows, n_blocks;
-    _Atomic int status;
+    struct cofi_gemm_failure failure;
 };
 
 /* One head's block of queries against one key tile. */
@@ -156,9 +156,9 @@ static void forward_task(void *arg, int64_t task, struct cofi_cpu_worker *worker
     if (x->band.right != INT64_MAX)
         block = job->n_blocks - 1 - block;
     int64_t q0 = block * job->block_rows, q1 = cofi_clamp(q0 + job->block_rows, 0, x->q_rows);
-    if (atomic_load(&job->status) == COF_OK)
-        cofi_note_failure(&job->status, forward_block(job, lane / x->dims->n_heads,
-                                                      lane % x->dims->n_heads, q0, q1, worker));
+    if (atomic_load(&job->failure.status) == COF_OK)
+        cofi_gemm_note(&job->failure, forward_block(job, lane / x->dims->n_heads,
+                                                    lane % x->dims->n_heads, q0, q1, worker));
 }
 
 cof_status cofi_attention_cpu_forward(struct cofi_cpu_stream *stream,
@@ -178,8 +178,5 @@ cof_status cofi_attention_cpu_forward(struct cofi_cpu_stream *stream,
             break;
     }
     cofi_cpu_parallel(stream, job.n_blocks * n_lanes, forward_task, &job);
-    COF_FAIL_IF(job.status != COF_OK, (cof_status)job.status,
-                "attention forward: a tile product failed (%s)",
-                cof_status_name((cof_status)job.status));
-    return COF_OK;
+    return cofi_gemm_failed(&job.failure, "attention forward");
 }

@@ -154,12 +154,4 @@ static inline bool cofi_rows_finite_outside(const struct cofi_rows *rows,
     return cofi_rows_finite(rows, below, dim) && cofi_rows_finite(rows, above, dim);
 }
 
-/* The first failure of any task; its text is on that task's thread. */
-static inline void cofi_note_failure(_Atomic int *status, cof_status failure)
-{
-    int ok = COF_OK;
-    if (failure != COF_OK)
-        atomic_compare_exchange_strong(status, &ok, (int)failure);
-}
-
 #endif

@@ -69,7 +69,8 @@ static cof_status sections_forward(struct cofi_cpu_stream *s, const void *args)
     cofi_attention_cpu_begin(s, &a.plan->dims, &a.plan->state);
     for (int half = 0; half < cof_layout_halves(&a.plan->layout); half++)
         if (section_of(&a, half, &section))
-            COF_TRY(cofi_attention_cpu_forward(s, &section, &a.plan->state));
+            COF_TRY(cofi_schedule_section(
+                a.plan, cofi_attention_cpu_forward(s, &section, &a.plan->state)));
     return COF_OK;
 }
 
@@ -80,7 +81,8 @@ static cof_status sections_backward(struct cofi_cpu_stream *s, const void *args)
     cofi_attention_cpu_partial_begin(s, &a.plan->dims, &a.plan->grad, a.plan->params.n_rows);
     for (int half = 0; half < cof_layout_halves(&a.plan->layout); half++)
         if (section_of(&a, half, &section))
-            COF_TRY(cofi_attention_cpu_backward(s, &section, &a.dout, &a.plan->grad));
+            COF_TRY(cofi_schedule_section(
+                a.plan, cofi_attention_cpu_backward(s, &section, &a.dout, &a.plan->grad)));
     return COF_OK;
 }
 

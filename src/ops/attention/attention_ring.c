@@ -58,7 +58,7 @@ static cof_status for_pairs(struct cofi_cpu_stream *s, const struct section_args
         section.k_begin = pairs[i].k_begin;
         section.k_rows = pairs[i].k_rows;
         section.band = pairs[i].band;
-        COF_TRY(fn(s, a, &section));
+        COF_TRY(cofi_schedule_section(plan, fn(s, a, &section)));
     }
     return COF_OK;
 }

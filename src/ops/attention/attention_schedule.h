@@ -34,6 +34,9 @@ void cofi_schedule_order_all(struct cofi_schedule *x, struct cofi_cpu_stream *st
 void cofi_schedule_open(struct cofi_schedule *x, int direction);
 /* Backward, on S: delta, lse, dq = 0. */
 void cofi_schedule_grad_begin(struct cofi_schedule *x);
+/* In a section, what the engine has returned: its failure fails the arena at once, so that no rank
+ * waits for a gradient that does not come. */
+cof_status cofi_schedule_section(struct cofi_attention_plan *plan, cof_status status);
 /* On S behind all of C, whatever happened: stores the outputs; after a failure poisons the arena
  * and fills them with NaN. Returns what the call returns. */
 cof_status cofi_schedule_end_forward(struct cofi_schedule *x);

@@ -32,7 +32,7 @@ static inline char *cofi_tri_at(const struct cofi_tri_tensor *t, int64_t b, int6
 }
 
 struct cofi_tri_call {
-    int64_t n, n_batch; /* both > 0 */
+    int64_t n, n_batch; /* both > 0; n_batch = 0: backward that wants gradients, which are zeros */
     bool backward;
     bool add_dout; /* backward: the residual is x */
     struct cofi_tri_tensor x, mask, residual, out, dout, dx;
@@ -40,6 +40,14 @@ struct cofi_tri_call {
     float *grads[COFI_TRI_WEIGHTS]; /* NULL: not wanted */
     uint64_t n_empty;               /* calls with B = 0 before this one */
 };
+
+static inline bool cofi_tri_wants_grads(const struct cofi_tri_call *call)
+{
+    for (int i = 0; i < COFI_TRI_WEIGHTS; i++)
+        if (call->grads[i])
+            return true;
+    return false;
+}
 
 /* Weights of a call of set_weights; data = NULL: absent. */
 struct cofi_tri_weights {

@@ -252,15 +252,14 @@ static cof_status run(cof_plan *base, const cof_trimul_args *args, cof_stream st
     COF_TRY(find_plan(base, &plan));
     COF_FAIL_IF(backward && plan->params.forward_only, COF_ERR_INVALID,
                 "plan: made with forward_only = 1, it has no backward");
-    COF_FAIL_IF(!plan->has_weights, COF_ERR_INVALID,
-                "plan: it has no weights, wanted cof_trimul_set_weights before");
     COF_TRY(read_call(plan, args, backward, &call));
     COF_TRY(check_state(plan));
-    if (call.n_batch == 0) { /* on all ranks, or they find out by the count */
-        plan->n_empty++;
-        return COF_OK;
-    }
-    return plan->backend->run(plan, &call, stream);
+    COF_FAIL_IF(!plan->has_weights, COF_ERR_INVALID,
+                "plan: it has no weights, wanted cof_trimul_set_weights before");
+    if (call.n_batch > 0 || cofi_tri_wants_grads(&call)) /* those of an empty sum are zeros */
+        COF_TRY(plan->backend->run(plan, &call, stream));
+    plan->n_empty += call.n_batch == 0; /* on all ranks, or they find out by the count */
+    return COF_OK;
 }
 
 cof_status cof_trimul_forward(cof_plan *plan, const cof_trimul_args *args, cof_stream stream)
@@ -314,6 +313,7 @@ cof_status cof_trimul_set_weights(cof_plan *base, const cof_trimul_weights *give
                 COF_TRIMUL_CHECK);
     COF_TRY(read_weights(plan, given, &weights));
     COF_TRY(check_state(plan));
+    COF_TRY(plan->backend->set_weights(plan, &weights, stream));
     plan->has_weights = true;
-    return plan->backend->set_weights(plan, &weights, stream);
+    return COF_OK;
 }

@@ -21,7 +21,8 @@
  *   HASH   w -> r  w's hash                                 hash[w]
  *   HASHED w -> r  w has read all hashes
  * Each word goes from every rank to every rank in every call that has it, data or not, after the
- * last store of its step; it is a release of these, and the wait for it an acquire.
+ * last store of its step; it is a release of these, and the wait for it an acquire. A step with a
+ * product that failed sends none: the arena fails instead.
  *
  * Nothing is acknowledged. An exchange ends on a rank when it has all ranks' words of it, so when
  * all have begun it and left what is before it. Every call has at least two exchanges, with regions
@@ -53,10 +54,20 @@ static int peer_of(const struct cofi_tri_plan *plan, int i)
     return (plan->rank + i) % plan->n_ranks;
 }
 
-static void signal_all(struct cofi_tri_plan *plan, int purpose)
+/* Poison first: nobody may go on with what a failed product has left. */
+static cof_status check_products(struct cofi_tri_plan *plan)
 {
+    const struct cofi_tri_cpu_state *st = plan->state;
+    cof_status status = cofi_gemm_failed(&st->failure, "trimul");
+    return status == COF_OK ? COF_OK : cofi_arena_fail(plan->binding.arena, status);
+}
+
+static cof_status signal_all(struct cofi_tri_plan *plan, int purpose)
+{
+    COF_TRY(check_products(plan));
     for (int i = 1; i < plan->n_ranks; i++)
         cofi_call_signal(&plan->binding, peer_of(plan, i), purpose);
+    return COF_OK;
 }
 
 static cof_status wait_all(struct cofi_tri_plan *plan, int purpose, const char *step)
@@ -69,24 +80,16 @@ static cof_status wait_all(struct cofi_tri_plan *plan, int purpose, const char *
 /* All ranks have come to the end of a step. */
 static cof_status exchange(struct cofi_tri_plan *plan, int which, bool skip_wait, const char *step)
 {
-    signal_all(plan, word(plan, which));
+    COF_TRY(signal_all(plan, word(plan, which)));
     return skip_wait ? COF_OK : wait_all(plan, word(plan, which), step);
-}
-
-static cof_status check_products(struct cofi_tri_cpu_state *st)
-{
-    int status = atomic_exchange(&st->failed, COF_OK);
-    COF_FAIL_IF(status != COF_OK, (cof_status)status, "trimul: a tile product failed (%s)",
-                cof_status_name((cof_status)status));
-    return COF_OK;
 }
 
 /* ---- forward -------------------------------------------------------------------------------- */
 
-static void front(struct cofi_cpu_stream *s, struct cofi_tri_plan *plan, int chunk)
+static cof_status front(struct cofi_cpu_stream *s, struct cofi_tri_plan *plan, int chunk)
 {
     cofi_tri_cpu_front(s, plan, chunk);
-    signal_all(plan, chunk);
+    return signal_all(plan, chunk);
 }
 
 static cof_status contract(struct cofi_cpu_stream *s, struct cofi_tri_plan *plan, int chunk)
@@ -126,7 +129,7 @@ static cof_status make_tri(struct cofi_cpu_stream *s, struct cofi_tri_plan *plan
     const int n_chunks = st->sizes.n_chunks, ahead = plan->n_ranks > 1;
     for (int c = 0; c < n_chunks + ahead; c++) {
         if (c < n_chunks)
-            front(s, plan, c);
+            COF_TRY(front(s, plan, c));
         if (c >= ahead)
             COF_TRY(contract(s, plan, c - ahead));
     }
@@ -195,7 +198,7 @@ static cof_status finish_grads(struct cofi_cpu_stream *s, struct cofi_tri_plan *
 static cof_status backward(struct cofi_cpu_stream *s, struct cofi_tri_plan *plan)
 {
     struct cofi_tri_cpu_state *st = plan->state;
-    const bool wants_grads = cofi_tri_cpu_wants_grads(&st->call);
+    const bool wants_grads = cofi_tri_wants_grads(&st->call);
     if (plan->params.save == COF_TRIMUL_SAVE_NONE)
         COF_TRY(make_tri(s, plan));
     for (int e = COFI_TRI_AB; e <= COFI_TRI_TRI && st->call.saved; e++)
@@ -226,16 +229,22 @@ static void fill_nan(const struct cofi_tri_plan *plan, const struct cofi_tri_ten
                 memset(cofi_tri_at(t, b, i, j), 0xff, bytes);
 }
 
-static void fail_outputs(const struct cofi_tri_plan *plan)
+static void fill_grads(const struct cofi_tri_plan *plan, float value)
 {
     const struct cofi_tri_cpu_state *st = plan->state;
-    fill_nan(plan, st->call.backward ? &st->call.dx : &st->call.out);
     for (int i = 0; i < COFI_TRI_WEIGHTS; i++) {
         int64_t shape[2];
         cofi_tri_weight_shape(&plan->params, i, shape);
         for (int64_t k = 0; k < shape[0] * shape[1] && st->call.grads[i]; k++)
-            st->call.grads[i][k] = NAN;
+            st->call.grads[i][k] = value;
     }
+}
+
+static void fail_outputs(const struct cofi_tri_plan *plan)
+{
+    const struct cofi_tri_cpu_state *st = plan->state;
+    fill_nan(plan, st->call.backward ? &st->call.dx : &st->call.out);
+    fill_grads(plan, NAN);
 }
 
 static uint64_t wanted_grads(const struct cofi_tri_call *call)
@@ -255,11 +264,16 @@ static cof_status run_steps(struct cofi_cpu_stream *s, struct cofi_tri_plan *pla
         .n_empty = c->n_empty,
         .sizes = {(uint64_t)c->n, (uint64_t)c->n_batch,
                   plan->params.reduce_param_grads ? wanted_grads(c) : 0}};
+    if (c->n_batch == 0) { /* local: the other ranks are not asked */
+        fill_grads(plan, 0);
+        return COF_OK;
+    }
     COF_TRY(cofi_call_begin(&plan->binding, &call));
     st->shape = cofi_tri_cpu_shape(plan, c->n, c->n_batch);
     cofi_tri_cpu_set_tiles(plan);
     cofi_tri_cpu_set_ports(plan);
     COF_TRY(c->backward ? backward(s, plan) : forward(s, plan));
+    COF_TRY(check_products(plan));
     cofi_call_end(&plan->binding);
     return COF_OK;
 }
@@ -282,12 +296,9 @@ static cof_status take_part(struct cofi_cpu_stream *s, const void *args)
 static cof_status run_call(struct cofi_cpu_stream *s, const void *args)
 {
     struct cofi_tri_plan *plan = *(struct cofi_tri_plan *const *)args;
-    struct cofi_tri_cpu_state *st = plan->state;
     cof_status status = cofi_call_failure(&plan->binding, s);
     if (status == COF_OK)
         status = run_steps(s, plan);
-    if (status == COF_OK && (status = check_products(st)) != COF_OK)
-        status = cofi_arena_fail(plan->binding.arena, status);
     if (status != COF_OK)
         fail_outputs(plan);
     return status;

@@ -11,8 +11,6 @@
 #ifndef COFI_TRIMUL_CPU_H
 #define COFI_TRIMUL_CPU_H
 
-#include <stdatomic.h>
-
 #include "backend/cpu/cpu_stream.h"
 #include "backend/cpu/vec.h"
 #include "backend/cpu/vec_gate.h"
@@ -108,7 +106,7 @@ struct cofi_tri_cpu_state {
     struct cofi_tri_port *ports; /* [exchange][rank]: where to store */
     uint16_t owner[COFI_TRI_MAX_BLOCKS]; /* of a group of features */
     uint16_t round[COFI_TRI_MAX_BLOCKS]; /* of a block: the chunk before which it is computed */
-    _Atomic int failed; /* status of a product that failed */
+    struct cofi_gemm_failure failure; /* of a product: the call ends with it */
     /* The calls in hand, in parts; the whole of them once their stream runs them. */
     struct cofi_tri_call call;
     struct cofi_tri_weights given;
@@ -173,7 +171,6 @@ void cofi_tri_cpu_front_grad(struct cofi_cpu_stream *s, struct cofi_tri_plan *pl
 
 /* ---- _cpu_grads.c ---- */
 
-bool cofi_tri_cpu_wants_grads(const struct cofi_tri_call *call);
 void cofi_tri_cpu_clear_slices(struct cofi_cpu_stream *s, struct cofi_tri_plan *plan);
 /* The sum over the slices, in state->grads, in the order of enum cofi_tri_weight. */
 void cofi_tri_cpu_sum_slices(struct cofi_cpu_stream *s, struct cofi_tri_plan *plan);

@@ -170,6 +170,6 @@ static void back_grad_tile(struct cofi_tri_tile *t, const struct cofi_tri_cpu_gr
 void cofi_tri_cpu_back_grad(struct cofi_cpu_stream *s, struct cofi_tri_plan *plan)
 {
     const struct cofi_tri_cpu_state *st = plan->state;
-    cofi_tri_each_tile(s, plan, cofi_tri_cpu_wants_grads(&st->call), back_grad_tile, NULL);
+    cofi_tri_each_tile(s, plan, cofi_tri_wants_grads(&st->call), back_grad_tile, NULL);
     cofi_tri_cpu_deliver(plan, COFI_TRI_DTRI, 0, plan->params.hidden);
 }

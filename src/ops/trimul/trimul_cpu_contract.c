@@ -120,10 +120,9 @@ static void row_of_tiles(struct cofi_tri_plan *plan, const struct space *space,
                 a = part(st, space, &x->a, x->form == COFI_GEMM_TN, m, k, n_k, space->a, &lda);
             const void *b =
                 part(st, space, &x->b, x->form != COFI_GEMM_NT, n, k, n_k, space->b, &ldb);
-            cof_status status = cofi_gemm_run(space->gemm, x->form, st->type, tile, tile, n_k, a,
-                                              lda, b, ldb, k > 0, space->c, tile);
-            if (status != COF_OK)
-                atomic_store_explicit(&st->failed, status, memory_order_relaxed);
+            cofi_gemm_note(&st->failure,
+                           cofi_gemm_run(space->gemm, x->form, st->type, tile, tile, n_k, a, lda, b,
+                                         ldb, k > 0, space->c, tile));
         }
         store_tile(plan, space, x, m, n);
     }

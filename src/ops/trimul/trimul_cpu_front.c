@@ -148,5 +148,5 @@ static void front_grad_tile(struct cofi_tri_tile *t, const struct cofi_tri_cpu_g
 void cofi_tri_cpu_front_grad(struct cofi_cpu_stream *s, struct cofi_tri_plan *plan)
 {
     const struct cofi_tri_cpu_state *st = plan->state;
-    cofi_tri_each_tile(s, plan, cofi_tri_cpu_wants_grads(&st->call), front_grad_tile, NULL);
+    cofi_tri_each_tile(s, plan, cofi_tri_wants_grads(&st->call), front_grad_tile, NULL);
 }

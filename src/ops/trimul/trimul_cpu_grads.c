@@ -9,14 +9,6 @@
 
 #define ADD_FLOATS 4096 /* of a task */
 
-bool cofi_tri_cpu_wants_grads(const struct cofi_tri_call *call)
-{
-    for (int i = 0; i < COFI_TRI_WEIGHTS; i++)
-        if (call->grads[i])
-            return true;
-    return false;
-}
-
 static void clear_task(void *arg, int64_t task, struct cofi_cpu_worker *worker)
 {
     const struct cofi_tri_cpu_state *st = arg;

@@ -110,10 +110,8 @@ void cofi_tri_product(const struct cofi_tri_tile *t, enum cofi_gemm_form form, i
                       int64_t k, const void *a, int64_t lda, const void *b, int64_t ldb,
                       bool accumulate, float *c)
 {
-    cof_status status = cofi_gemm_run(t->gemm, form, t->st->type, m, n, k, a, lda, b, ldb,
-                                      accumulate, c, n);
-    if (status != COF_OK)
-        atomic_store_explicit(&t->st->failed, status, memory_order_relaxed);
+    cofi_gemm_note(&t->st->failure, cofi_gemm_run(t->gemm, form, t->st->type, m, n, k, a, lda, b,
+                                                  ldb, accumulate, c, n));
 }
 
 void cofi_tri_project(struct cofi_tri_tile *t, const char *xn, int64_t block, float *pg)

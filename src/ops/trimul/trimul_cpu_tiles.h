@@ -101,7 +101,7 @@ const float *cofi_tri_mask(struct cofi_tri_tile *t);
 /* p and g of a block across the tile, without bias: [4 block][n]. */
 void cofi_tri_project(struct cofi_tri_tile *t, const char *xn, int64_t block, float *pg);
 
-/* C [m][n] of products of the tile; a product that fails is a bug of ours. */
+/* C [m][n] of products of the tile. One that fails is noted: its step ends with the failure. */
 void cofi_tri_product(const struct cofi_tri_tile *t, enum cofi_gemm_form form, int64_t m, int64_t n,
                       int64_t k, const void *a, int64_t lda, const void *b, int64_t ldb,
                       bool accumulate, float *c);

@@ -52,9 +52,10 @@ bool cofi_tm_tool_compare(const struct cofi_tm_run *run,
     int64_t n = run->c.b * p->n * p->n * run->c.d;
     bool backward = !run->c.forward_only;
     double tolerance = cofi_tm_tolerance(&run->c, COFI_TM_E_OUT);
+    int64_t n_entries = run->c.b > 0 ? run->c.b : 1; /* zeros are the sum of none */
     int64_t n_all = n * (backward ? 2 : 1) + run->c.b * COFI_TM_E_N +
-                    (backward ? run->c.b * data.grad_elements : 0);
-    double *memory = malloc((size_t)n_all * sizeof *memory);
+                    (backward ? n_entries * data.grad_elements : 0);
+    double *memory = calloc((size_t)n_all + 1, sizeof *memory);
     cof_status status = memory ? COF_OK : COF_FAIL(COF_ERR_NOMEM, "the reference");
     p->out = memory;
     p->maxima = memory + n;
