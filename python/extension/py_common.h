@@ -82,9 +82,10 @@ struct cofi_py_object {
     PyObject *below;           /* world: its team; team: plans of the functional forms; plan: the
                                   caller's CUDA streams that it ran on, by handle */
     bool is_in_collective;     /* world: one thread at a time */
+    bool is_running;           /* plan, stream: a call is being queued; one thread at a time */
     bool is_borrowed;          /* team: the world's own */
     struct cofi_py_held *held; /* stream: oldest first */
-    int first_held, n_held, held_room;
+    int first_held, n_held, n_reserved, held_room; /* reserved: for calls that are being made */
     uint64_t n_device_calls; /* stream of a device: calls that were held */
 };
 
@@ -104,7 +105,12 @@ struct cofi_py_object *cofi_py_cast(PyObject *object, enum cofi_py_kind kind, co
 bool cofi_py_enter(struct cofi_py_object *object);
 void cofi_py_leave(struct cofi_py_object *object);
 
-/* The same for a collective call on the object, of which a world takes one at a time. */
+/* Around the library's own call on a plan or a stream: one that came between the queued parts of
+ * another thread's would be refused half-way. Begin fails with an exception. */
+bool cofi_py_run_begin(struct cofi_py_object *object);
+void cofi_py_run_end(struct cofi_py_object *object);
+
+/* As enter, for a collective call on the object, of which a world takes one at a time. */
 bool cofi_py_enter_collective(struct cofi_py_object *object);
 void cofi_py_leave_collective(struct cofi_py_object *object);
 
@@ -133,8 +139,10 @@ extern PyType_Spec cofi_py_world_spec, cofi_py_team_spec, cofi_py_stream_spec, c
 
 /* ---- streams -------------------------------------------------------------------------------- */
 
-/* Room for one more held call; to be called before the call is made. */
+/* A place for one more held call, which is this call's until it holds or cancels; to be called
+ * before the call is made. */
 bool cofi_py_hold_reserve(struct cofi_py_object *stream);
+void cofi_py_hold_cancel(struct cofi_py_object *stream);
 /* Takes over the tensors; lets go of what has passed. */
 void cofi_py_hold(struct cofi_py_object *stream, PyObject *object, struct cofi_py_tensor *tensors,
                   int n_tensors);

@@ -89,6 +89,22 @@ void cofi_py_leave(struct cofi_py_object *o)
     Py_DECREF((PyObject *)o);
 }
 
+bool cofi_py_run_begin(struct cofi_py_object *o)
+{
+    if (o->is_running) {
+        cofi_py_raise(COF_ERR_INVALID, "%s: two threads use it at once, one at a time may",
+                      kind_names[o->kind]);
+        return false;
+    }
+    o->is_running = true;
+    return true;
+}
+
+void cofi_py_run_end(struct cofi_py_object *o)
+{
+    o->is_running = false;
+}
+
 static struct cofi_py_object *world_of(struct cofi_py_object *o)
 {
     return o->kind == COFI_PY_WORLD ? o : o->world;

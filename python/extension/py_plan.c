@@ -324,7 +324,7 @@ static bool take_stream(struct cofi_py_call *call, PyObject *stream)
         return false;
     }
     call->handle = call->stream->stream_handle;
-    return cofi_py_hold_reserve(call->stream);
+    return true;
 }
 
 bool cofi_py_call_begin(struct cofi_py_call *call, PyObject *plan, PyObject *stream)
@@ -336,11 +336,15 @@ bool cofi_py_call_begin(struct cofi_py_call *call, PyObject *plan, PyObject *str
         return false;
     if (!cofi_py_enter(call->plan))
         return false;
-    if (call->stream && !cofi_py_enter(call->stream)) {
-        cofi_py_leave(call->plan);
-        return false;
+    if (!call->stream)
+        return true;
+    if (cofi_py_enter(call->stream)) {
+        if (cofi_py_hold_reserve(call->stream))
+            return true;
+        cofi_py_leave(call->stream);
     }
-    return true;
+    cofi_py_leave(call->plan);
+    return false;
 }
 
 bool cofi_py_call_take(struct cofi_py_call *call, PyObject *object, const char *name,
@@ -358,23 +362,39 @@ bool cofi_py_call_take(struct cofi_py_call *call, PyObject *object, const char *
     return true;
 }
 
+static bool run_begin(const struct cofi_py_call *call)
+{
+    if (!cofi_py_run_begin(call->plan))
+        return false;
+    if (!call->stream || cofi_py_run_begin(call->stream))
+        return true;
+    cofi_py_run_end(call->plan);
+    return false;
+}
+
 PyObject *cofi_py_call_end(struct cofi_py_call *call, bool ok, cofi_py_run_fn run, const void *args)
 {
     cof_status status = COF_OK;
+    ok = ok && run_begin(call);
     if (ok) {
         Py_BEGIN_ALLOW_THREADS
         status = run(call->plan->plan_handle, args, call->handle);
         Py_END_ALLOW_THREADS
+        cofi_py_run_end(call->plan);
+        if (call->stream)
+            cofi_py_run_end(call->stream);
         if (status != COF_OK)
             cofi_py_fail(status);
     }
     /* A call that failed half-way has part of its work in the queue. On the caller's own CUDA
      * stream tensors are free at once, as after any other work there: their library orders that. */
-    if (ok && call->stream && status != COF_ERR_INVALID)
+    bool is_held = ok && call->stream && status != COF_ERR_INVALID;
+    if (is_held)
         cofi_py_hold(call->stream, (PyObject *)call->plan, call->tensors, call->n_tensors);
-    else
-        for (int i = 0; i < call->n_tensors; i++)
-            cofi_py_tensor_release(&call->tensors[i]);
+    else if (call->stream)
+        cofi_py_hold_cancel(call->stream);
+    for (int i = 0; !is_held && i < call->n_tensors; i++)
+        cofi_py_tensor_release(&call->tensors[i]);
     if (call->stream)
         cofi_py_leave(call->stream);
     cofi_py_leave(call->plan);

@@ -15,9 +15,10 @@ static struct cofi_py_held *oldest(const struct cofi_py_object *s)
     return &s->held[s->first_held];
 }
 
-bool cofi_py_hold_reserve(struct cofi_py_object *s)
+/* For one call more than are held or reserved. */
+static bool make_room(struct cofi_py_object *s)
 {
-    if (s->first_held + s->n_held < s->held_room)
+    if (s->first_held + s->n_held + s->n_reserved < s->held_room)
         return true;
     if (s->first_held <= s->held_room / 2) {
         int room = s->held_room ? 2 * s->held_room : 16;
@@ -33,6 +34,19 @@ bool cofi_py_hold_reserve(struct cofi_py_object *s)
         s->first_held = 0;
     }
     return true;
+}
+
+bool cofi_py_hold_reserve(struct cofi_py_object *s)
+{
+    if (!make_room(s))
+        return false;
+    s->n_reserved++;
+    return true;
+}
+
+void cofi_py_hold_cancel(struct cofi_py_object *s)
+{
+    s->n_reserved--;
 }
 
 /* Lets go of the calls up to this one of the queue. Each is off the list before anything of
@@ -81,6 +95,7 @@ void cofi_py_hold(struct cofi_py_object *s, PyObject *object, struct cofi_py_ten
     if (sequence_of(s, &sequence) != COF_OK)
         sequence = s->n_held ? oldest(s)[s->n_held - 1].sequence : 0;
     struct cofi_py_held *held = &oldest(s)[s->n_held++];
+    s->n_reserved--;
     held->sequence = sequence;
     held->object = object;
     held->n_tensors = n_tensors;
@@ -233,6 +248,29 @@ static PyObject *stream_record(PyObject *self, PyObject *unused)
     return (PyObject *)e;
 }
 
+/* On a stream that failed the wait is queued nonetheless. */
+static bool wait_for(struct cofi_py_object *s, const struct event *e)
+{
+    cof_status status;
+    if (!cofi_py_run_begin(s))
+        return false;
+    if (!cofi_py_hold_reserve(s)) {
+        cofi_py_run_end(s);
+        return false;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    status = cof_stream_wait_event(s->stream_handle, e->event);
+    Py_END_ALLOW_THREADS
+    cofi_py_run_end(s);
+    if (status != COF_OK)
+        cofi_py_fail(status);
+    if (status != COF_ERR_INVALID)
+        cofi_py_hold(s, (PyObject *)e->stream, NULL, 0);
+    else
+        cofi_py_hold_cancel(s);
+    return status == COF_OK;
+}
+
 static PyObject *stream_wait(PyObject *self, PyObject *arg)
 {
     struct cofi_py_object *s = (struct cofi_py_object *)self;
@@ -243,23 +281,16 @@ static PyObject *stream_wait(PyObject *self, PyObject *arg)
         Py_RETURN_NONE; /* in order anyway */
     if (!e->stream->is_open)
         Py_RETURN_NONE; /* its queue has run empty before it was destroyed */
-    if (!cofi_py_hold_reserve(s) || !cofi_py_enter(s))
+    if (!cofi_py_enter(s))
         return NULL;
     if (!cofi_py_enter(e->stream)) {
         cofi_py_leave(s);
         return NULL;
     }
-    cof_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = cof_stream_wait_event(s->stream_handle, e->event);
-    Py_END_ALLOW_THREADS
-    if (status != COF_OK)
-        cofi_py_fail(status);
-    else
-        cofi_py_hold(s, (PyObject *)e->stream, NULL, 0);
+    bool ok = wait_for(s, e);
     cofi_py_leave(e->stream);
     cofi_py_leave(s);
-    if (status != COF_OK)
+    if (!ok)
         return NULL;
     Py_RETURN_NONE;
 }

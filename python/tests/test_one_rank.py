@@ -4,6 +4,7 @@
 
 import gc
 import os
+import sys
 import threading
 import weakref
 
@@ -323,6 +324,40 @@ def test_fork(world):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     stream.sync()
     plan.forward(*tensors())
+
+
+# ---- threads ----
+
+
+def test_two_threads_on_a_stream(world):
+    """One of them may be refused, but as a whole: its plan goes on."""
+    stream = cofuse.Stream(world, 1)
+    plans = [cofuse.AttentionPlan(world.team, **SHAPE) for _ in range(2)]
+    errors, interval = set(), sys.getswitchinterval()
+
+    def call_often(plan):
+        own = tensors()
+        for _ in range(3000):
+            try:
+                plan.forward(*own, stream=stream)
+            except cofuse.Error as error:
+                errors.add(type(error))
+
+    threads = [threading.Thread(target=call_often, args=(plan,)) for plan in plans]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert errors <= {cofuse.InvalidArgument}
+    for plan in plans:
+        q, k, v, o, lse = tensors()
+        plan.forward(q, k, v, o, lse, stream=stream)
+        stream.sync()
+        np.testing.assert_allclose(o, 1, rtol=1e-6)
 
 
 # ---- layouts ----

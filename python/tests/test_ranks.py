@@ -63,6 +63,10 @@ def test_streams_keep_tensors(ranks):
     ranks("streams", 2)
 
 
+def test_calls_within_calls(ranks):
+    ranks("nested_calls", 1)
+
+
 def test_teams_and_arenas(ranks):
     ranks("teams", 4)
 

@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 
 import numpy as np
 
@@ -66,6 +67,47 @@ def streams():
         for i, o in enumerate(results):
             np.testing.assert_allclose(o, i, rtol=1e-6)
         world.team.barrier()
+
+
+class Nested:
+    """An exporter in Python, in which something else happens before the tensor is handed out."""
+
+    def __init__(self, array, before):
+        self.array, self.before = array, before
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self, **keywords):
+        self.before()
+        return self.array.__dlpack__(**keywords)
+
+
+def nested_calls():
+    """Calls that begin on a stream while others are taking their tensors: each has its place."""
+    world = cofuse.init(n_threads=1)
+    plan = cofuse.AttentionPlan(world.team, dtype="f32", n_batch=1, n_rows=16, n_heads=1,
+                                head_dim_qk=8)
+    stream = cofuse.Stream(world)
+    q, results, kept = np.ones((1, 16, 1, 8), np.float32), [], []
+
+    def call(depth):
+        o, lse = np.empty_like(q), np.empty((1, 1, 16), np.float32)
+        v = np.full_like(q, depth)
+        results.append((o, depth))
+        kept.append(weakref.ref(v))
+        before = (lambda: call(depth - 1)) if depth else (lambda: None)
+        plan.forward(q, q, Nested(v, before), o, lse, stream=stream)
+
+    for _ in range(15):  # all but the last place of the stream's first list
+        call(0)
+    call(40)
+    assert all(v() is not None for v in kept), "a queued call keeps its tensors"
+    stream.sync()
+    assert all(v() is None for v in kept)
+    for o, value in results:
+        np.testing.assert_allclose(o, value, rtol=1e-6)
+    world.close()
 
 
 def grad_return(transfer):
