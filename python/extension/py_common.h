@@ -177,6 +177,8 @@ struct cofi_py_field {
  * be called: it takes back the copies of OFFSETS. */
 bool cofi_py_fields_read(PyObject *keywords, const struct cofi_py_field *fields, void *params);
 void cofi_py_fields_free(const struct cofi_py_field *fields, void *params);
+/* Whether a key of a dict, of any type, is this name. */
+bool cofi_py_is_name(PyObject *key, const char *name);
 /* An enumerator from its name or its number. */
 bool cofi_py_enum_read(PyObject *object, const char *name, const char *const *names, int *out);
 

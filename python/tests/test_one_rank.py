@@ -4,6 +4,7 @@
 
 import gc
 import os
+import re
 import sys
 import threading
 import weakref
@@ -179,6 +180,51 @@ def test_trimul_errors(world):
         cofuse.TrimulPlan(world.team, dtype="f32", n_rows=3, dim=8, direction="both")
     plan.forward(x, x)
     assert not x.any()  # equal elements: their norm is 0
+
+
+@pytest.mark.parametrize("key", [1, 2**62, (1, 2), b"p_in", None, object()])
+def test_keys_that_are_no_str(world, key):
+    plan = cofuse.TrimulPlan(world.team, dtype="f32", n_rows=3, dim=8)
+    x, text = np.ones((1, 3, 3, 8), np.float32), "no .*" + re.escape(repr(key))
+    with pytest.raises(TypeError, match="weights: " + text):
+        plan.set_weights({key: x})
+    with pytest.raises(TypeError, match="grads: " + text):
+        plan.backward(x, x, x.copy(), {key: x})
+    params = {**SHAPE, key: 1}
+    with pytest.raises(TypeError, match=text):
+        cofuse.AttentionPlan(world.team, **params)
+    with pytest.raises(TypeError, match=text):
+        cofuse.attention_workspace(world.team, **params)
+    with pytest.raises(TypeError, match=text):
+        cofuse.trimul_block(1, 0, 3, **{key: 1})
+
+
+class Twin(str):
+    """A str that is another key than any other with the same text."""
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other):
+        return self is other
+
+
+def test_dict_that_changes(world):
+    """While tensors are taken out of a dict, an exporter changes it; a name may be there often."""
+    plan = cofuse.TrimulPlan(world.team, dtype="f32", n_rows=3, dim=8)
+    eye = np.eye(8, dtype=np.float32)
+    weights = {}
+
+    class Changing:
+        def __dlpack__(self, **keywords):
+            weights.clear()
+            weights.update({Twin("p_out"): Changing() for _ in range(30)})
+            return eye.__dlpack__()
+
+    weights.update(p_out=Changing(), g_out=eye.copy(), p_in=np.tile(eye, (2, 1)),
+                   g_in=np.tile(eye, (2, 1)))
+    plan.set_weights(weights)
+    with pytest.raises(cofuse.InvalidArgument, match="p_out: given more than once"):
+        plan.set_weights({Twin("p_out"): eye for _ in range(30)})
 
 
 def test_trimul_import_rows():
