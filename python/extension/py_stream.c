@@ -279,7 +279,7 @@ static PyObject *stream_wait(PyObject *self, PyObject *arg)
     struct event *e = (struct event *)arg;
     if (e->stream == s)
         Py_RETURN_NONE; /* in order anyway */
-    if (!e->stream->is_open)
+    if (!e->stream->is_open && !e->stream->n_users)
         Py_RETURN_NONE; /* its queue has run empty before it was destroyed */
     if (!cofi_py_enter(s))
         return NULL;

@@ -348,12 +348,43 @@ def test_cycles_are_collected():
     assert len(os.listdir("/proc/self/task")) <= before
 
 
+def n_threads():
+    return len(os.listdir("/proc/self/task"))
+
+
+def ring_of_streams(world, n):
+    streams = [cofuse.Stream(world, 1) for _ in range(n)]
+    for i, stream in enumerate(streams):
+        stream.wait(streams[i - 1].record())
+    return streams
+
+
+def test_streams_that_wait_for_each_other(world):
+    before, kept, results = n_threads(), [], []
+    for i in range(4):
+        plan, streams = cofuse.AttentionPlan(world.team, **SHAPE), ring_of_streams(world, 3)
+        for s, stream in enumerate(streams):
+            q, k, v, o, lse = tensors()
+            stream.wait(streams[s - 1].record())
+            plan.forward(q, k, i * v, o, lse, stream=stream)
+            results.append((o, i))
+            kept.append(weakref.ref(q))
+        del plan, stream, streams, q, k, v, lse
+    assert n_threads() > before
+    gc.collect()
+    assert n_threads() <= before
+    for o, value in results:
+        np.testing.assert_allclose(o, value, rtol=1e-6)
+    assert all(q() is None for q in kept)
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_fork(world):
     """A child as of a loader of data: inherits everything, calls nothing, ends normally."""
     plan = cofuse.AttentionPlan(world.team, **SHAPE)
     stream = cofuse.Stream(world)
     plan.forward(*tensors(), stream=stream)
+    ring = [ring_of_streams(world, 2)]
     child = os.fork()
     if child == 0:
         code = 1
@@ -362,6 +393,10 @@ def test_fork(world):
                 plan.forward(*tensors())
             del plan
             stream.destroy()
+            ring.clear()
+            gc.collect()
+            left = [o for o in gc.get_objects() if type(o) is cofuse.Stream]
+            assert left == [stream]
             world.close()
             gc.collect()
             code = 0

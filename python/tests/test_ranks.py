@@ -83,6 +83,11 @@ def test_gil_is_released(ranks, tmp_path):
     ranks("gil", 2, tmp_path / "go")
 
 
+@pytest.mark.parametrize("way", ["destroy", "drop"])
+def test_closing_in_two_threads(ranks, tmp_path, way):
+    ranks("closing", 2, tmp_path / "go", way)
+
+
 def test_exit_with_live_objects(ranks):
     ranks("exits", 2)
 

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the ranks of the tests run: workers.py NAME ARGUMENTS."""
 
+import gc
 import os
 import sys
 import threading
@@ -448,6 +449,22 @@ def dies():
         raise AssertionError("no exception")
 
 
+def await_file(path):
+    deadline = time.monotonic() + 90
+    while not os.path.exists(path):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def refused(text, call, *args):
+    try:
+        call(*args)
+    except cofuse.InvalidArgument as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError("no exception")
+
+
 def gil():
     """While rank 0 waits in a barrier, another thread of it counts. Rank 1 comes when told so."""
     world = cofuse.init()
@@ -458,27 +475,52 @@ def gil():
         for _ in range(100): # each needs the GIL
             time.sleep(0.001)
         assert waiter.is_alive()
-        try:
-            world.team.barrier()
-        except cofuse.InvalidArgument as error:
-            assert "another thread" in str(error)
-        else:
-            raise AssertionError("two threads in collective calls of a world")
-        try:
-            world.close()
-        except cofuse.InvalidArgument as error:
-            assert "another thread" in str(error)
-        else:
-            raise AssertionError("closed in use")
+        refused("another thread", world.team.barrier)
+        refused("another thread", world.close)
         open(path, "w").close()
         waiter.join()
     else:
-        deadline = time.monotonic() + 90
-        while not os.path.exists(path):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        await_file(path)
         world.team.barrier()
     world.team.barrier()
+    world.close()
+
+
+def closing(path, way):
+    """While one thread of rank 0 ends a stream whose work waits for rank 1, another one cannot
+    destroy what the work needs. Rank 1 comes when told so."""
+    world = cofuse.init(n_threads=1)
+    plan = cofuse.AttentionPlan(world.team, dtype="f32", n_batch=1, n_rows=16, n_heads=1,
+                                head_dim_qk=8)
+    q, v = np.ones((1, 8, 1, 8), np.float32), np.full((1, 8, 1, 8), world.rank, np.float32)
+    o, lse = np.empty_like(q), np.empty((1, 1, 8), np.float32)
+    if world.rank == 0:
+        streams = [cofuse.Stream(world)]
+        plan.forward(q, q, v, o, lse, stream=streams[0])
+        event = streams[0].record() if way == "destroy" else None
+        end = streams[0].destroy if way == "destroy" else streams.clear
+        thread = threading.Thread(target=end)
+        del end
+        thread.start()
+        deadline = time.monotonic() + 90
+        # Either changes just before the thread lets go of the GIL.
+        while (streams[0].is_open if way == "destroy" else
+               any(type(x) is cofuse.Stream for x in gc.get_objects())):
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        for call in (plan.destroy, world.close):
+            refused("stream: a call of another thread", call)
+        if event:
+            refused("stream: destroyed", cofuse.Stream(world).wait, event)
+        assert thread.is_alive()
+        open(path, "w").close()
+        thread.join()
+    else:
+        await_file(path)
+        plan.forward(q, q, v, o, lse)
+    np.testing.assert_allclose(o, 0.5, rtol=1e-6)
+    world.team.barrier()
+    plan.destroy()
     world.close()
 
 
