@@ -139,7 +139,7 @@ PyObject *cofi_py_is_open(PyObject *self, void *unused)
 
 /* ---- closing -------------------------------------------------------------------------------- */
 
-/* Not in a child of fork, where calls on what it inherited are refused: nor is CUDA to be touched. */
+/* Not in a child of fork: calls on what it inherited are refused, and CUDA is not to be touched. */
 static bool may_call(const struct cofi_py_object *world)
 {
     return cof_team_query(cof_world_team(world->world_handle)) != COF_ERR_INVALID;

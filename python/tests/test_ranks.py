@@ -75,6 +75,14 @@ def test_mismatch(ranks):
     ranks("mismatch", 2)
 
 
+def test_functions_go_on_after_a_failure(ranks):
+    ranks("forgets", 2)
+
+
+def test_a_stream_that_failed_holds(ranks):
+    ranks("failed_stream", 2)
+
+
 def test_a_rank_dies(ranks):
     ranks("dies", 2, exits=[0, 3])
 

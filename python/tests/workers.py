@@ -428,6 +428,60 @@ def mismatch():
         world.team.barrier()
 
 
+def raises(kinds, call, *args, **keywords):
+    try:
+        call(*args, **keywords)
+    except kinds as error:
+        return error
+    raise AssertionError("no exception")
+
+
+def forgets():
+    """Ranks that disagree end a kept plan, and no other: both go on once plans are forgotten."""
+    with cofuse.init(n_threads=1) as world:
+        team = world.team
+        errors = cofuse.Mismatch, cofuse.Poisoned
+
+        def call(n_tokens, hidden):
+            x = np.ones((n_tokens, hidden), np.float32)
+            total = cofuse.allreduce_rmsnorm(x, team=team)[1]
+            np.testing.assert_array_equal(total, world.size)
+
+        call(5, 16)
+        call(5, 32)
+        plans = list(team._plans.values())
+        raises(errors, call, 5 + world.rank, 16)
+        for _ in range(2):
+            raises(errors, call, 5, 16)
+            call(5, 32)
+        team.barrier()  # each has got its error
+        cofuse.forget_plans(team)
+        assert not team._plans and not any(plan.is_open for plan in plans)
+        call(5, 16)
+        call(5, 32)
+        assert len(team._plans) == 2
+        team.barrier()
+
+
+def failed_stream():
+    """A stream that failed raises what ended it, and holds the streams that it waits for."""
+    with cofuse.init(n_threads=1) as world:
+        plan = cofuse.AllreduceRmsnormPlan(world.team, dtype="f32", hidden=8, max_tokens=8,
+                                           variant="only")
+        stream, other = cofuse.Stream(world), cofuse.Stream(world)
+        x = np.ones((1 + world.rank, 8), np.float32)
+        plan.run(x, residual_out=x.copy(), stream=stream)
+        errors = cofuse.Mismatch, cofuse.Poisoned
+        text = str(raises(errors, stream.sync))
+        before = sys.getrefcount(other)
+        for i in range(3):
+            assert str(raises(errors, stream.wait, other.record())) == text
+            assert sys.getrefcount(other) == before + i + 1
+        other.destroy()
+        assert sys.getrefcount(other) == before
+        world.team.barrier()
+
+
 def dies():
     """Rank 1 goes away; rank 0 is told in a barrier, well before the deadline."""
     world = cofuse.init()
