@@ -279,6 +279,8 @@ static PyObject *stream_wait(PyObject *self, PyObject *arg)
     struct event *e = (struct event *)arg;
     if (e->stream == s)
         Py_RETURN_NONE; /* in order anyway */
+    if (e->stream->world != s->world) /* whose end would not wait for this queue */
+        return cofi_py_raise(COF_ERR_INVALID, "event: of another world than the stream");
     if (!e->stream->is_open && !e->stream->n_users)
         Py_RETURN_NONE; /* its queue has run empty before it was destroyed */
     if (!cofi_py_enter(s))
@@ -304,7 +306,8 @@ static PyMethodDef stream_methods[] = {
     {"record", stream_record, METH_NOARGS,
      "record() -> Event\n\nThe end of the work queued so far."},
     {"wait", stream_wait, METH_O,
-     "wait(event)\n\nWork queued from now on runs after the event's point in its stream."},
+     "wait(event)\n\nWork queued from now on runs after the event's point in its stream, which is "
+     "one of the same world."},
     {"destroy", cofi_py_close, METH_NOARGS,
      "destroy()\n\nRuns what is queued and ends the threads."},
     {NULL, NULL, 0, NULL},

@@ -258,6 +258,8 @@ def test_streams_that_do_not_fit(world):
     other = cofuse.init(rank=0, size=1)
     with pytest.raises(cofuse.InvalidArgument, match="of another world than the plan"):
         plan.forward(q, k, v, o, lse, stream=cofuse.Stream(other))
+    with pytest.raises(cofuse.InvalidArgument, match="of another world than the stream"):
+        cofuse.Stream(world).wait(cofuse.Stream(other).record())
     with pytest.raises(AttributeError, match="a stream of the CPU"):
         cofuse.Stream(world).cuda_stream
     plan.forward(q, k, v, o, lse, stream="now")
