@@ -119,6 +119,7 @@ PyObject *cofi_py_close(PyObject *self, PyObject *unused);
 
 int cofi_py_traverse(PyObject *self, visitproc visit, void *arg);
 int cofi_py_clear(PyObject *self);
+void cofi_py_finalize(PyObject *self);
 void cofi_py_dealloc(PyObject *self);
 /* For the types whose objects other calls make. */
 PyObject *cofi_py_no_new(PyTypeObject *type, PyObject *args, PyObject *kwargs);
@@ -126,7 +127,7 @@ PyObject *cofi_py_is_open(PyObject *self, void *unused);
 
 #define COFI_PY_LIFE_SLOTS                                                                         \
     {Py_tp_traverse, cofi_py_traverse}, {Py_tp_clear, cofi_py_clear},                              \
-        {Py_tp_dealloc, cofi_py_dealloc}
+        {Py_tp_finalize, cofi_py_finalize}, {Py_tp_dealloc, cofi_py_dealloc}
 #define COFI_PY_FLAGS (Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC)
 
 /* A method with keywords; through void, as PyMethodDef has one type for all. */

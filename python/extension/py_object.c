@@ -151,8 +151,10 @@ static void wait_for_callers_streams(struct cofi_py_object *plan)
     PyObject *handles = plan->below ? PyDict_Keys(plan->below) : NULL;
     if (handles && may_call(plan->world)) {
         for (Py_ssize_t i = 0; i < PyList_Size(handles); i++) {
-            cof_stream stream = {COF_STREAM_KIND_CUDA,
-                                 PyLong_AsVoidPtr(PyList_GetItem(handles, i))};
+            PyObject *handle = PyList_GetItem(handles, i);
+            cof_stream stream = {COF_STREAM_KIND_CUDA, PyLong_AsVoidPtr(handle)};
+            if (PyDict_Contains(plan->below, handle) != 1)
+                continue; /* gone meanwhile: forget_stream */
             Py_BEGIN_ALLOW_THREADS
             cof_stream_sync(stream);
             Py_END_ALLOW_THREADS
@@ -339,6 +341,21 @@ int cofi_py_traverse(PyObject *self, visitproc visit, void *arg)
     for (int i = 0; i < o->n_held; i++)
         Py_VISIT(o->held[o->first_held + i].object);
     return 0;
+}
+
+/* Before the collector clears anything: a plan's record of the caller's streams is a dict like any
+ * other, and may be empty when the plan's own end comes to wait for them. */
+void cofi_py_finalize(PyObject *self)
+{
+    struct cofi_py_object *o = (struct cofi_py_object *)self;
+    PyObject *error_type, *error, *trace;
+    if (o->kind != COFI_PY_PLAN || !o->is_open)
+        return;
+    PyErr_Fetch(&error_type, &error, &trace);
+    o->n_users++;
+    wait_for_callers_streams(o);
+    o->n_users--;
+    PyErr_Restore(error_type, error, trace);
 }
 
 /* The stream is out of everybody's reach, so that nothing more is queued. What it holds is let go

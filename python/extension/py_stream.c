@@ -218,10 +218,18 @@ struct event {
 };
 PyTypeObject *cofi_py_event_type;
 
+static int event_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT((PyObject *)((struct event *)self)->stream);
+    return 0;
+}
+
 static void event_dealloc(PyObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    PyObject_GC_UnTrack(self);
     Py_XDECREF((PyObject *)((struct event *)self)->stream);
     release(self);
     Py_DECREF((PyObject *)type);
@@ -342,10 +350,11 @@ PyType_Spec cofi_py_stream_spec = {"cofuse.Stream", sizeof(struct cofi_py_object
                                    COFI_PY_FLAGS, stream_slots};
 
 static PyType_Slot event_slots[] = {
+    {Py_tp_traverse, event_traverse},
     {Py_tp_dealloc, event_dealloc},
     {Py_tp_new, cofi_py_no_new},
     {Py_tp_doc, "A point in a stream's queue: Stream.record() makes it, Stream.wait() takes it."},
     {0, NULL},
 };
-PyType_Spec cofi_py_event_spec = {"cofuse.Event", sizeof(struct event), 0, Py_TPFLAGS_DEFAULT,
+PyType_Spec cofi_py_event_spec = {"cofuse.Event", sizeof(struct event), 0, COFI_PY_FLAGS,
                                   event_slots};

@@ -350,6 +350,19 @@ def test_cycles_are_collected():
     assert len(os.listdir("/proc/self/task")) <= before
 
 
+def test_what_the_collector_sees(world):
+    plan = cofuse.AttentionPlan(world.team, **SHAPE)
+    first, second = cofuse.Stream(world), cofuse.Stream(world)
+    plan.forward(*tensors(), stream=first)
+    event = first.record()
+    second.wait(event)
+    for above, below in ((event, first), (second, first), (first, plan), (plan, world.team)):
+        assert below in gc.get_referents(above)
+    first.sync()
+    second.sync()
+    assert plan not in gc.get_referents(first) and first not in gc.get_referents(second)
+
+
 def n_threads():
     return len(os.listdir("/proc/self/task"))
 
