@@ -39,7 +39,13 @@ from ._cofuse import (
     trimul_import_rows,
     trimul_workspace,
 )
-from ._functional import allreduce_rmsnorm, attention, attention_backward, grad_return
+from ._functional import (
+    allreduce_rmsnorm,
+    attention,
+    attention_backward,
+    forget_plans,
+    grad_return,
+)
 from ._init import init
 from ._layout import Layout
 
@@ -71,6 +77,7 @@ __all__ = [
     "attention",
     "attention_backward",
     "attention_workspace",
+    "forget_plans",
     "grad_return",
     "grad_return_workspace",
     "init",

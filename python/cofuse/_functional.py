@@ -62,6 +62,20 @@ def _keep(team: Team, key: tuple[Any, ...], plan: Any) -> None:
     plans[key] = plan
 
 
+def forget_plans(team: Team) -> None:
+    """Lets go of the plans that the functions keep with the team, after what is queued of them.
+
+    Every rank of the team calls it, after the same calls of the functions; it does not wait for
+    the others. The functions then make their plans anew. That is the way on after an error that
+    ends a plan on all ranks (`Timeout`, `Mismatch`, then `Poisoned`), and it gives memory back.
+    """
+    plans = team._plans
+    while plans:
+        key = next(iter(plans))
+        plans[key].destroy()  # one that cannot go yet stays in the table
+        del plans[key]
+
+
 def _dims(tensor: Any, name: str) -> tuple[int, ...]:
     if len(tensor.shape) != 4:
         raise ValueError(f"{name}: {len(tensor.shape)} dims, wanted 4")

@@ -82,9 +82,10 @@ struct cofi_py_object {
     PyObject *below;           /* world: its team; team: plans of the functional forms; plan: the
                                   caller's CUDA streams that it ran on, by handle */
     bool is_in_collective;     /* world: one thread at a time */
+    bool is_running;           /* plan, stream: a call is being queued; one thread at a time */
     bool is_borrowed;          /* team: the world's own */
     struct cofi_py_held *held; /* stream: oldest first */
-    int first_held, n_held, held_room;
+    int first_held, n_held, n_reserved, held_room; /* reserved: for calls that are being made */
     uint64_t n_device_calls; /* stream of a device: calls that were held */
 };
 
@@ -104,7 +105,12 @@ struct cofi_py_object *cofi_py_cast(PyObject *object, enum cofi_py_kind kind, co
 bool cofi_py_enter(struct cofi_py_object *object);
 void cofi_py_leave(struct cofi_py_object *object);
 
-/* The same for a collective call on the object, of which a world takes one at a time. */
+/* Around the library's own call on a plan or a stream: one that came between the queued parts of
+ * another thread's would be refused half-way. Begin fails with an exception. */
+bool cofi_py_run_begin(struct cofi_py_object *object);
+void cofi_py_run_end(struct cofi_py_object *object);
+
+/* As enter, for a collective call on the object, of which a world takes one at a time. */
 bool cofi_py_enter_collective(struct cofi_py_object *object);
 void cofi_py_leave_collective(struct cofi_py_object *object);
 
@@ -113,6 +119,7 @@ PyObject *cofi_py_close(PyObject *self, PyObject *unused);
 
 int cofi_py_traverse(PyObject *self, visitproc visit, void *arg);
 int cofi_py_clear(PyObject *self);
+void cofi_py_finalize(PyObject *self);
 void cofi_py_dealloc(PyObject *self);
 /* For the types whose objects other calls make. */
 PyObject *cofi_py_no_new(PyTypeObject *type, PyObject *args, PyObject *kwargs);
@@ -120,7 +127,7 @@ PyObject *cofi_py_is_open(PyObject *self, void *unused);
 
 #define COFI_PY_LIFE_SLOTS                                                                         \
     {Py_tp_traverse, cofi_py_traverse}, {Py_tp_clear, cofi_py_clear},                              \
-        {Py_tp_dealloc, cofi_py_dealloc}
+        {Py_tp_finalize, cofi_py_finalize}, {Py_tp_dealloc, cofi_py_dealloc}
 #define COFI_PY_FLAGS (Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC)
 
 /* A method with keywords; through void, as PyMethodDef has one type for all. */
@@ -133,8 +140,10 @@ extern PyType_Spec cofi_py_world_spec, cofi_py_team_spec, cofi_py_stream_spec, c
 
 /* ---- streams -------------------------------------------------------------------------------- */
 
-/* Room for one more held call; to be called before the call is made. */
+/* A place for one more held call, which is this call's until it holds or cancels; to be called
+ * before the call is made. */
 bool cofi_py_hold_reserve(struct cofi_py_object *stream);
+void cofi_py_hold_cancel(struct cofi_py_object *stream);
 /* Takes over the tensors; lets go of what has passed. */
 void cofi_py_hold(struct cofi_py_object *stream, PyObject *object, struct cofi_py_tensor *tensors,
                   int n_tensors);
@@ -169,6 +178,8 @@ struct cofi_py_field {
  * be called: it takes back the copies of OFFSETS. */
 bool cofi_py_fields_read(PyObject *keywords, const struct cofi_py_field *fields, void *params);
 void cofi_py_fields_free(const struct cofi_py_field *fields, void *params);
+/* Whether a key of a dict, of any type, is this name. */
+bool cofi_py_is_name(PyObject *key, const char *name);
 /* An enumerator from its name or its number. */
 bool cofi_py_enum_read(PyObject *object, const char *name, const char *const *names, int *out);
 

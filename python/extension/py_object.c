@@ -2,11 +2,12 @@
  * SPDX-License-Identifier: Apache-2.0 */
 /* Life of the objects: references upwards, closing, the garbage collector.
  *
- * Closing works in three steps. First nothing may be in use by a call of another thread. Then all
- * that is to be closed is marked, so that no call begins on it while the GIL is away, and the
- * streams that have queued calls for any of it run empty. Then the handles go: streams, plans,
- * arenas, teams, the world. An object that nobody refers to any more has nothing below it and is in
- * no queue, as both would refer to it: it goes at once. */
+ * Closing works in three steps. First nothing may be in use by a call of another thread, one that
+ * closes among them. Then all that is to be closed is marked, so that no call begins on it while
+ * the GIL is away, and the streams that have queued calls for any of it run empty. Then the handles
+ * go: streams, plans, arenas, teams, the world. An object that nobody refers to any more has
+ * nothing below it and is in no queue, as both would refer to it: it goes at once. Streams that
+ * wait for each other do refer to each other: the garbage collector runs them empty first. */
 #include "py_common.h"
 
 #include <stdlib.h>
@@ -89,6 +90,22 @@ void cofi_py_leave(struct cofi_py_object *o)
     Py_DECREF((PyObject *)o);
 }
 
+bool cofi_py_run_begin(struct cofi_py_object *o)
+{
+    if (o->is_running) {
+        cofi_py_raise(COF_ERR_INVALID, "%s: two threads use it at once, one at a time may",
+                      kind_names[o->kind]);
+        return false;
+    }
+    o->is_running = true;
+    return true;
+}
+
+void cofi_py_run_end(struct cofi_py_object *o)
+{
+    o->is_running = false;
+}
+
 static struct cofi_py_object *world_of(struct cofi_py_object *o)
 {
     return o->kind == COFI_PY_WORLD ? o : o->world;
@@ -122,8 +139,8 @@ PyObject *cofi_py_is_open(PyObject *self, void *unused)
 
 /* ---- closing -------------------------------------------------------------------------------- */
 
-/* CUDA is not to be touched in a child of fork, where calls on what it inherited are refused. */
-static bool may_use_cuda(const struct cofi_py_object *world)
+/* Not in a child of fork: calls on what it inherited are refused, and CUDA is not to be touched. */
+static bool may_call(const struct cofi_py_object *world)
 {
     return cof_team_query(cof_world_team(world->world_handle)) != COF_ERR_INVALID;
 }
@@ -132,10 +149,12 @@ static bool may_use_cuda(const struct cofi_py_object *world)
 static void wait_for_callers_streams(struct cofi_py_object *plan)
 {
     PyObject *handles = plan->below ? PyDict_Keys(plan->below) : NULL;
-    if (handles && may_use_cuda(plan->world)) {
+    if (handles && may_call(plan->world)) {
         for (Py_ssize_t i = 0; i < PyList_Size(handles); i++) {
-            cof_stream stream = {COF_STREAM_KIND_CUDA,
-                                 PyLong_AsVoidPtr(PyList_GetItem(handles, i))};
+            PyObject *handle = PyList_GetItem(handles, i);
+            cof_stream stream = {COF_STREAM_KIND_CUDA, PyLong_AsVoidPtr(handle)};
+            if (PyDict_Contains(plan->below, handle) != 1)
+                continue; /* gone meanwhile: forget_stream */
             Py_BEGIN_ALLOW_THREADS
             cof_stream_sync(stream);
             Py_END_ALLOW_THREADS
@@ -160,7 +179,7 @@ static void forget_stream(const struct cofi_py_object *stream)
 
 static void close_device_stream(struct cofi_py_object *stream)
 {
-    if (may_use_cuda(stream->world)) /* it would leave its work to run on without its tensors */
+    if (may_call(stream->world)) /* it would leave its work to run on without its tensors */
         cofi_py_drain(stream);
     forget_stream(stream);
 }
@@ -207,10 +226,28 @@ struct set {
     int n;
 };
 
-static bool set_of(struct set *set, struct cofi_py_object *world,
-                   bool (*wanted)(const struct cofi_py_object *, const void *), const void *arg)
+typedef bool wanted_fn(const struct cofi_py_object *, const void *);
+
+/* One that is not open any more is in use until its handle is gone. It may have no references left,
+ * so that it is only looked at. */
+static bool is_unused(struct cofi_py_object *world, wanted_fn *wanted, const void *arg)
+{
+    for (struct cofi_py_object *o = world; o; o = o->next)
+        if (o->n_users && wanted(o, arg)) {
+            cofi_py_raise(COF_ERR_INVALID, "%s: a call of another thread is in it",
+                          kind_names[o->kind]);
+            return false;
+        }
+    return true;
+}
+
+/* The open ones that are wanted; false with an exception where one is in use. */
+static bool set_of(struct set *set, struct cofi_py_object *world, wanted_fn *wanted,
+                   const void *arg)
 {
     int n = 0;
+    if (!is_unused(world, wanted, arg))
+        return false;
     for (struct cofi_py_object *o = world; o; o = o->next)
         n++;
     *set = (struct set){malloc((size_t)n * sizeof *set->items), 0};
@@ -248,21 +285,12 @@ static bool is_queue_of(const struct cofi_py_object *o, const void *set_arg)
     return false;
 }
 
-static bool is_unused(const struct set *set)
-{
-    for (int i = 0; i < set->n; i++)
-        if (set->items[i]->n_users) {
-            cofi_py_raise(COF_ERR_INVALID, "%s: a call of another thread is in it",
-                          kind_names[set->items[i]->kind]);
-            return false;
-        }
-    return true;
-}
-
 static void close_all(const struct set *closing, const struct set *queues)
 {
-    for (int i = 0; i < closing->n; i++)
+    for (int i = 0; i < closing->n; i++) {
         closing->items[i]->is_open = false;
+        closing->items[i]->n_users++;
+    }
     for (int i = 0; i < queues->n; i++) {
         queues->items[i]->n_users++;
         cofi_py_drain(queues->items[i]); /* its error is for who syncs it */
@@ -272,6 +300,8 @@ static void close_all(const struct set *closing, const struct set *queues)
         for (int i = 0; i < closing->n; i++)
             if ((int)closing->items[i]->kind == kind)
                 destroy_handle(closing->items[i]);
+    for (int i = 0; i < closing->n; i++)
+        closing->items[i]->n_users--;
     for (int i = 0; i < closing->n; i++)
         Py_CLEAR(closing->items[i]->below);
 }
@@ -287,14 +317,11 @@ PyObject *cofi_py_close(PyObject *self, PyObject *unused)
         return cofi_py_raise(COF_ERR_INVALID, "team: the world's own, which goes with the world");
     if (!set_of(&closing, world, is_below, o))
         return NULL;
-    if (!set_of(&queues, world, is_queue_of, &closing)) {
-        set_free(&closing);
-        return NULL;
-    }
-    bool ok = is_unused(&closing) && is_unused(&queues);
-    if (ok)
+    bool ok = set_of(&queues, world, is_queue_of, &closing);
+    if (ok) {
         close_all(&closing, &queues);
-    set_free(&queues);
+        set_free(&queues);
+    }
     set_free(&closing);
     if (!ok)
         return NULL;
@@ -311,14 +338,45 @@ int cofi_py_traverse(PyObject *self, visitproc visit, void *arg)
     Py_VISIT((PyObject *)o->team);
     Py_VISIT((PyObject *)o->arena);
     Py_VISIT(o->below);
+    for (int i = 0; i < o->n_held; i++)
+        Py_VISIT(o->held[o->first_held + i].object);
     return 0;
 }
 
-/* Every cycle has a reference downwards in it; those upwards stay until the object itself goes, so
- * that what is below goes first. */
+/* Before the collector clears anything: a plan's record of the caller's streams is a dict like any
+ * other, and may be empty when the plan's own end comes to wait for them. */
+void cofi_py_finalize(PyObject *self)
+{
+    struct cofi_py_object *o = (struct cofi_py_object *)self;
+    PyObject *error_type, *error, *trace;
+    if (o->kind != COFI_PY_PLAN || !o->is_open)
+        return;
+    PyErr_Fetch(&error_type, &error, &trace);
+    o->n_users++;
+    wait_for_callers_streams(o);
+    o->n_users--;
+    PyErr_Restore(error_type, error, trace);
+}
+
+/* The stream is out of everybody's reach, so that nothing more is queued. What it holds is let go
+ * of when its queue has passed it. */
+static void run_empty(struct cofi_py_object *stream)
+{
+    stream->n_users++;
+    if (may_call(stream->world))
+        cofi_py_drain(stream);
+    else
+        cofi_py_hold_release(stream); /* a child of fork, where nothing of it runs */
+    stream->n_users--;
+}
+
+/* Every cycle has a reference downwards or a stream's in it; those upwards stay until the object
+ * itself goes, so that what is below goes first. */
 int cofi_py_clear(PyObject *self)
 {
     struct cofi_py_object *o = (struct cofi_py_object *)self;
+    if (o->kind == COFI_PY_STREAM && o->is_open)
+        run_empty(o);
     if (o->kind != COFI_PY_PLAN) /* its end waits for these streams */
         Py_CLEAR(o->below);
     return 0;
@@ -331,14 +389,15 @@ void cofi_py_dealloc(PyObject *self)
     PyObject *error_type, *error, *trace;
     PyObject_GC_UnTrack(self);
     PyErr_Fetch(&error_type, &error, &trace);
-    if (o->kind != COFI_PY_WORLD)
-        unlink_from_world(o);
+    bool was_open = o->is_open;
+    o->is_open = false; /* nobody refers to it, but the world's list has it */
+    o->n_users = was_open;
     if (o->kind != COFI_PY_PLAN)
         Py_CLEAR(o->below);
-    if (o->is_open) {
-        o->is_open = false;
+    if (was_open)
         destroy_handle(o);
-    }
+    if (o->kind != COFI_PY_WORLD)
+        unlink_from_world(o);
     Py_CLEAR(o->below);
     free(o->held);
     Py_CLEAR(o->arena);

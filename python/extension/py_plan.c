@@ -5,6 +5,11 @@
 
 /* ---- parameters ----------------------------------------------------------------------------- */
 
+bool cofi_py_is_name(PyObject *key, const char *name)
+{
+    return PyUnicode_Check(key) && PyUnicode_CompareWithASCIIString(key, name) == 0;
+}
+
 static bool append_name(PyObject **text, const char *name)
 {
     PyObject *longer = PyUnicode_FromFormat(PyUnicode_GetLength(*text) ? "%U, %s" : "%U%s", *text,
@@ -31,8 +36,8 @@ bool cofi_py_enum_read(PyObject *object, const char *name, const char *const *na
         *out = number < INT32_MIN || number > INT32_MAX ? -1 : (int)number;
         return !(number == -1 && PyErr_Occurred());
     }
-    for (int i = 0; PyUnicode_Check(object) && names[i]; i++)
-        if (PyUnicode_CompareWithASCIIString(object, names[i]) == 0) {
+    for (int i = 0; names[i]; i++)
+        if (cofi_py_is_name(object, names[i])) {
             *out = i;
             return true;
         }
@@ -143,7 +148,7 @@ static bool read_field(PyObject *value, const struct cofi_py_field *field, char 
 static const struct cofi_py_field *find_field(PyObject *key, const struct cofi_py_field *fields)
 {
     for (const struct cofi_py_field *field = fields; field->name; field++)
-        if (PyUnicode_CompareWithASCIIString(key, field->name) == 0)
+        if (cofi_py_is_name(key, field->name))
             return field;
     PyObject *names = PyUnicode_FromString("");
     for (const struct cofi_py_field *field = fields; names && field->name; field++)
@@ -159,7 +164,7 @@ bool cofi_py_fields_read(PyObject *keywords, const struct cofi_py_field *fields,
     PyObject *key, *value;
     Py_ssize_t at = 0;
     while (keywords && PyDict_Next(keywords, &at, &key, &value)) {
-        if (PyUnicode_CompareWithASCIIString(key, "arena") == 0)
+        if (cofi_py_is_name(key, "arena"))
             continue;
         const struct cofi_py_field *field = find_field(key, fields);
         if (!field || (value != Py_None && !read_field(value, field, params)))
@@ -309,8 +314,7 @@ static bool take_no_stream(struct cofi_py_call *call, PyObject *stream)
 static bool take_stream(struct cofi_py_call *call, PyObject *stream)
 {
     void *handle = NULL;
-    if (!stream || stream == Py_None ||
-        (PyUnicode_Check(stream) && PyUnicode_CompareWithASCIIString(stream, "now") == 0))
+    if (!stream || stream == Py_None || cofi_py_is_name(stream, "now"))
         return take_no_stream(call, stream);
     if (Py_TYPE(stream) != cofi_py_types[COFI_PY_STREAM]) {
         if (!cofi_py_cuda_stream(stream, &handle))
@@ -324,7 +328,7 @@ static bool take_stream(struct cofi_py_call *call, PyObject *stream)
         return false;
     }
     call->handle = call->stream->stream_handle;
-    return cofi_py_hold_reserve(call->stream);
+    return true;
 }
 
 bool cofi_py_call_begin(struct cofi_py_call *call, PyObject *plan, PyObject *stream)
@@ -336,11 +340,15 @@ bool cofi_py_call_begin(struct cofi_py_call *call, PyObject *plan, PyObject *str
         return false;
     if (!cofi_py_enter(call->plan))
         return false;
-    if (call->stream && !cofi_py_enter(call->stream)) {
-        cofi_py_leave(call->plan);
-        return false;
+    if (!call->stream)
+        return true;
+    if (cofi_py_enter(call->stream)) {
+        if (cofi_py_hold_reserve(call->stream))
+            return true;
+        cofi_py_leave(call->stream);
     }
-    return true;
+    cofi_py_leave(call->plan);
+    return false;
 }
 
 bool cofi_py_call_take(struct cofi_py_call *call, PyObject *object, const char *name,
@@ -351,6 +359,10 @@ bool cofi_py_call_take(struct cofi_py_call *call, PyObject *object, const char *
     if (!object || object == Py_None)
         return true; /* the library knows what may be left out */
     bool may_be_cuda = call->plan->world->device >= 0;
+    if (call->n_tensors == COFI_PY_MAX_TENSORS) { /* keys that are no plain str may be equal */
+        cofi_py_raise(COF_ERR_INVALID, "%s: given more than once", name);
+        return false;
+    }
     if (!cofi_py_tensor_get(object, name, is_output, may_be_cuda, tensor))
         return false;
     call->n_tensors++;
@@ -358,23 +370,39 @@ bool cofi_py_call_take(struct cofi_py_call *call, PyObject *object, const char *
     return true;
 }
 
+static bool run_begin(const struct cofi_py_call *call)
+{
+    if (!cofi_py_run_begin(call->plan))
+        return false;
+    if (!call->stream || cofi_py_run_begin(call->stream))
+        return true;
+    cofi_py_run_end(call->plan);
+    return false;
+}
+
 PyObject *cofi_py_call_end(struct cofi_py_call *call, bool ok, cofi_py_run_fn run, const void *args)
 {
     cof_status status = COF_OK;
+    ok = ok && run_begin(call);
     if (ok) {
         Py_BEGIN_ALLOW_THREADS
         status = run(call->plan->plan_handle, args, call->handle);
         Py_END_ALLOW_THREADS
+        cofi_py_run_end(call->plan);
+        if (call->stream)
+            cofi_py_run_end(call->stream);
         if (status != COF_OK)
             cofi_py_fail(status);
     }
     /* A call that failed half-way has part of its work in the queue. On the caller's own CUDA
      * stream tensors are free at once, as after any other work there: their library orders that. */
-    if (ok && call->stream && status != COF_ERR_INVALID)
+    bool is_held = ok && call->stream && status != COF_ERR_INVALID;
+    if (is_held)
         cofi_py_hold(call->stream, (PyObject *)call->plan, call->tensors, call->n_tensors);
-    else
-        for (int i = 0; i < call->n_tensors; i++)
-            cofi_py_tensor_release(&call->tensors[i]);
+    else if (call->stream)
+        cofi_py_hold_cancel(call->stream);
+    for (int i = 0; !is_held && i < call->n_tensors; i++)
+        cofi_py_tensor_release(&call->tensors[i]);
     if (call->stream)
         cofi_py_leave(call->stream);
     cofi_py_leave(call->plan);

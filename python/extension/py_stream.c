@@ -15,9 +15,10 @@ static struct cofi_py_held *oldest(const struct cofi_py_object *s)
     return &s->held[s->first_held];
 }
 
-bool cofi_py_hold_reserve(struct cofi_py_object *s)
+/* For one call more than are held or reserved. */
+static bool make_room(struct cofi_py_object *s)
 {
-    if (s->first_held + s->n_held < s->held_room)
+    if (s->first_held + s->n_held + s->n_reserved < s->held_room)
         return true;
     if (s->first_held <= s->held_room / 2) {
         int room = s->held_room ? 2 * s->held_room : 16;
@@ -33,6 +34,19 @@ bool cofi_py_hold_reserve(struct cofi_py_object *s)
         s->first_held = 0;
     }
     return true;
+}
+
+bool cofi_py_hold_reserve(struct cofi_py_object *s)
+{
+    if (!make_room(s))
+        return false;
+    s->n_reserved++;
+    return true;
+}
+
+void cofi_py_hold_cancel(struct cofi_py_object *s)
+{
+    s->n_reserved--;
 }
 
 /* Lets go of the calls up to this one of the queue. Each is off the list before anything of
@@ -81,6 +95,7 @@ void cofi_py_hold(struct cofi_py_object *s, PyObject *object, struct cofi_py_ten
     if (sequence_of(s, &sequence) != COF_OK)
         sequence = s->n_held ? oldest(s)[s->n_held - 1].sequence : 0;
     struct cofi_py_held *held = &oldest(s)[s->n_held++];
+    s->n_reserved--;
     held->sequence = sequence;
     held->object = object;
     held->n_tensors = n_tensors;
@@ -203,10 +218,18 @@ struct event {
 };
 PyTypeObject *cofi_py_event_type;
 
+static int event_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT((PyObject *)((struct event *)self)->stream);
+    return 0;
+}
+
 static void event_dealloc(PyObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    PyObject_GC_UnTrack(self);
     Py_XDECREF((PyObject *)((struct event *)self)->stream);
     release(self);
     Py_DECREF((PyObject *)type);
@@ -233,6 +256,29 @@ static PyObject *stream_record(PyObject *self, PyObject *unused)
     return (PyObject *)e;
 }
 
+/* On a stream that failed the wait is queued nonetheless. */
+static bool wait_for(struct cofi_py_object *s, const struct event *e)
+{
+    cof_status status;
+    if (!cofi_py_run_begin(s))
+        return false;
+    if (!cofi_py_hold_reserve(s)) {
+        cofi_py_run_end(s);
+        return false;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    status = cof_stream_wait_event(s->stream_handle, e->event);
+    Py_END_ALLOW_THREADS
+    cofi_py_run_end(s);
+    if (status != COF_OK)
+        cofi_py_fail(status);
+    if (status != COF_ERR_INVALID)
+        cofi_py_hold(s, (PyObject *)e->stream, NULL, 0);
+    else
+        cofi_py_hold_cancel(s);
+    return status == COF_OK;
+}
+
 static PyObject *stream_wait(PyObject *self, PyObject *arg)
 {
     struct cofi_py_object *s = (struct cofi_py_object *)self;
@@ -241,25 +287,20 @@ static PyObject *stream_wait(PyObject *self, PyObject *arg)
     struct event *e = (struct event *)arg;
     if (e->stream == s)
         Py_RETURN_NONE; /* in order anyway */
-    if (!e->stream->is_open)
+    if (e->stream->world != s->world) /* whose end would not wait for this queue */
+        return cofi_py_raise(COF_ERR_INVALID, "event: of another world than the stream");
+    if (!e->stream->is_open && !e->stream->n_users)
         Py_RETURN_NONE; /* its queue has run empty before it was destroyed */
-    if (!cofi_py_hold_reserve(s) || !cofi_py_enter(s))
+    if (!cofi_py_enter(s))
         return NULL;
     if (!cofi_py_enter(e->stream)) {
         cofi_py_leave(s);
         return NULL;
     }
-    cof_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = cof_stream_wait_event(s->stream_handle, e->event);
-    Py_END_ALLOW_THREADS
-    if (status != COF_OK)
-        cofi_py_fail(status);
-    else
-        cofi_py_hold(s, (PyObject *)e->stream, NULL, 0);
+    bool ok = wait_for(s, e);
     cofi_py_leave(e->stream);
     cofi_py_leave(s);
-    if (status != COF_OK)
+    if (!ok)
         return NULL;
     Py_RETURN_NONE;
 }
@@ -273,7 +314,8 @@ static PyMethodDef stream_methods[] = {
     {"record", stream_record, METH_NOARGS,
      "record() -> Event\n\nThe end of the work queued so far."},
     {"wait", stream_wait, METH_O,
-     "wait(event)\n\nWork queued from now on runs after the event's point in its stream."},
+     "wait(event)\n\nWork queued from now on runs after the event's point in its stream, which is "
+     "one of the same world."},
     {"destroy", cofi_py_close, METH_NOARGS,
      "destroy()\n\nRuns what is queued and ends the threads."},
     {NULL, NULL, 0, NULL},
@@ -308,10 +350,11 @@ PyType_Spec cofi_py_stream_spec = {"cofuse.Stream", sizeof(struct cofi_py_object
                                    COFI_PY_FLAGS, stream_slots};
 
 static PyType_Slot event_slots[] = {
+    {Py_tp_traverse, event_traverse},
     {Py_tp_dealloc, event_dealloc},
     {Py_tp_new, cofi_py_no_new},
     {Py_tp_doc, "A point in a stream's queue: Stream.record() makes it, Stream.wait() takes it."},
     {0, NULL},
 };
-PyType_Spec cofi_py_event_spec = {"cofuse.Event", sizeof(struct event), 0, Py_TPFLAGS_DEFAULT,
+PyType_Spec cofi_py_event_spec = {"cofuse.Event", sizeof(struct event), 0, COFI_PY_FLAGS,
                                   event_slots};

@@ -127,20 +127,17 @@ static const struct member {
 SAME_PLACE(norm_in_w);
 SAME_PLACE(g_out_b);
 
-/* A dict from names to tensors into a struct that has its size already. */
-static bool take_members(struct cofi_py_call *call, PyObject *dict, const char *what,
-                         bool is_output, void *into)
+/* A dict from names to tensors into a struct that has its size already. The dict is ours alone:
+ * what hands out a tensor may run any code, in other threads too. */
+static bool take_all(struct cofi_py_call *call, PyObject *dict, const char *what, bool is_output,
+                     void *into)
 {
     PyObject *key, *value;
     Py_ssize_t at = 0;
-    if (!PyDict_Check(dict)) {
-        PyErr_Format(PyExc_TypeError, "%s: wanted a dict of tensors", what);
-        return false;
-    }
     while (PyDict_Next(dict, &at, &key, &value)) {
         const size_t n = sizeof members / sizeof members[0];
         size_t i = 0;
-        while (i < n && PyUnicode_CompareWithASCIIString(key, members[i].name))
+        while (i < n && !cofi_py_is_name(key, members[i].name))
             i++;
         if (i == n) {
             PyErr_Format(PyExc_TypeError, "%s: no %R; there are norm_in_w, norm_in_b, p_in, "
@@ -154,6 +151,19 @@ static bool take_members(struct cofi_py_call *call, PyObject *dict, const char *
         memcpy((char *)into + members[i].offset, &tensor, sizeof tensor);
     }
     return true;
+}
+
+static bool take_members(struct cofi_py_call *call, PyObject *dict, const char *what,
+                         bool is_output, void *into)
+{
+    if (!PyDict_Check(dict)) {
+        PyErr_Format(PyExc_TypeError, "%s: wanted a dict of tensors", what);
+        return false;
+    }
+    PyObject *own = PyDict_Copy(dict);
+    bool ok = own && take_all(call, own, what, is_output, into);
+    Py_XDECREF(own);
+    return ok;
 }
 
 struct set_weights {

@@ -49,6 +49,10 @@ def test_errors(cuda_ranks):
     cuda_ranks("errors", 2)
 
 
+def test_cycles_are_collected(cuda_ranks):
+    cuda_ranks("cycles", 2)
+
+
 def test_exit_with_live_objects(cuda_ranks):
     cuda_ranks("exits", 2)
 

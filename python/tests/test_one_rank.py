@@ -4,6 +4,8 @@
 
 import gc
 import os
+import re
+import sys
 import threading
 import weakref
 
@@ -180,6 +182,51 @@ def test_trimul_errors(world):
     assert not x.any()  # equal elements: their norm is 0
 
 
+@pytest.mark.parametrize("key", [1, 2**62, (1, 2), b"p_in", None, object()])
+def test_keys_that_are_no_str(world, key):
+    plan = cofuse.TrimulPlan(world.team, dtype="f32", n_rows=3, dim=8)
+    x, text = np.ones((1, 3, 3, 8), np.float32), "no .*" + re.escape(repr(key))
+    with pytest.raises(TypeError, match="weights: " + text):
+        plan.set_weights({key: x})
+    with pytest.raises(TypeError, match="grads: " + text):
+        plan.backward(x, x, x.copy(), {key: x})
+    params = {**SHAPE, key: 1}
+    with pytest.raises(TypeError, match=text):
+        cofuse.AttentionPlan(world.team, **params)
+    with pytest.raises(TypeError, match=text):
+        cofuse.attention_workspace(world.team, **params)
+    with pytest.raises(TypeError, match=text):
+        cofuse.trimul_block(1, 0, 3, **{key: 1})
+
+
+class Twin(str):
+    """A str that is another key than any other with the same text."""
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other):
+        return self is other
+
+
+def test_dict_that_changes(world):
+    """While tensors are taken out of a dict, an exporter changes it; a name may be there often."""
+    plan = cofuse.TrimulPlan(world.team, dtype="f32", n_rows=3, dim=8)
+    eye = np.eye(8, dtype=np.float32)
+    weights = {}
+
+    class Changing:
+        def __dlpack__(self, **keywords):
+            weights.clear()
+            weights.update({Twin("p_out"): Changing() for _ in range(30)})
+            return eye.__dlpack__()
+
+    weights.update(p_out=Changing(), g_out=eye.copy(), p_in=np.tile(eye, (2, 1)),
+                   g_in=np.tile(eye, (2, 1)))
+    plan.set_weights(weights)
+    with pytest.raises(cofuse.InvalidArgument, match="p_out: given more than once"):
+        plan.set_weights({Twin("p_out"): eye for _ in range(30)})
+
+
 def test_trimul_import_rows():
     src, dst = np.arange(12, dtype=np.float32).reshape(6, 2), np.empty((6, 2), np.float32)
     cofuse.trimul_import_rows(src, dst, "interleaved")
@@ -211,6 +258,8 @@ def test_streams_that_do_not_fit(world):
     other = cofuse.init(rank=0, size=1)
     with pytest.raises(cofuse.InvalidArgument, match="of another world than the plan"):
         plan.forward(q, k, v, o, lse, stream=cofuse.Stream(other))
+    with pytest.raises(cofuse.InvalidArgument, match="of another world than the stream"):
+        cofuse.Stream(world).wait(cofuse.Stream(other).record())
     with pytest.raises(AttributeError, match="a stream of the CPU"):
         cofuse.Stream(world).cuda_stream
     plan.forward(q, k, v, o, lse, stream="now")
@@ -301,12 +350,56 @@ def test_cycles_are_collected():
     assert len(os.listdir("/proc/self/task")) <= before
 
 
+def test_what_the_collector_sees(world):
+    plan = cofuse.AttentionPlan(world.team, **SHAPE)
+    first, second = cofuse.Stream(world), cofuse.Stream(world)
+    plan.forward(*tensors(), stream=first)
+    event = first.record()
+    second.wait(event)
+    for above, below in ((event, first), (second, first), (first, plan), (plan, world.team)):
+        assert below in gc.get_referents(above)
+    first.sync()
+    second.sync()
+    assert plan not in gc.get_referents(first) and first not in gc.get_referents(second)
+
+
+def n_threads():
+    return len(os.listdir("/proc/self/task"))
+
+
+def ring_of_streams(world, n):
+    streams = [cofuse.Stream(world, 1) for _ in range(n)]
+    for i, stream in enumerate(streams):
+        stream.wait(streams[i - 1].record())
+    return streams
+
+
+def test_streams_that_wait_for_each_other(world):
+    before, kept, results = n_threads(), [], []
+    for i in range(4):
+        plan, streams = cofuse.AttentionPlan(world.team, **SHAPE), ring_of_streams(world, 3)
+        for s, stream in enumerate(streams):
+            q, k, v, o, lse = tensors()
+            stream.wait(streams[s - 1].record())
+            plan.forward(q, k, i * v, o, lse, stream=stream)
+            results.append((o, i))
+            kept.append(weakref.ref(q))
+        del plan, stream, streams, q, k, v, lse
+    assert n_threads() > before
+    gc.collect()
+    assert n_threads() <= before
+    for o, value in results:
+        np.testing.assert_allclose(o, value, rtol=1e-6)
+    assert all(q() is None for q in kept)
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_fork(world):
     """A child as of a loader of data: inherits everything, calls nothing, ends normally."""
     plan = cofuse.AttentionPlan(world.team, **SHAPE)
     stream = cofuse.Stream(world)
     plan.forward(*tensors(), stream=stream)
+    ring = [ring_of_streams(world, 2)]
     child = os.fork()
     if child == 0:
         code = 1
@@ -315,6 +408,10 @@ def test_fork(world):
                 plan.forward(*tensors())
             del plan
             stream.destroy()
+            ring.clear()
+            gc.collect()
+            left = [o for o in gc.get_objects() if type(o) is cofuse.Stream]
+            assert left == [stream]
             world.close()
             gc.collect()
             code = 0
@@ -323,6 +420,40 @@ def test_fork(world):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     stream.sync()
     plan.forward(*tensors())
+
+
+# ---- threads ----
+
+
+def test_two_threads_on_a_stream(world):
+    """One of them may be refused, but as a whole: its plan goes on."""
+    stream = cofuse.Stream(world, 1)
+    plans = [cofuse.AttentionPlan(world.team, **SHAPE) for _ in range(2)]
+    errors, interval = set(), sys.getswitchinterval()
+
+    def call_often(plan):
+        own = tensors()
+        for _ in range(3000):
+            try:
+                plan.forward(*own, stream=stream)
+            except cofuse.Error as error:
+                errors.add(type(error))
+
+    threads = [threading.Thread(target=call_often, args=(plan,)) for plan in plans]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert errors <= {cofuse.InvalidArgument}
+    for plan in plans:
+        q, k, v, o, lse = tensors()
+        plan.forward(q, k, v, o, lse, stream=stream)
+        stream.sync()
+        np.testing.assert_allclose(o, 1, rtol=1e-6)
 
 
 # ---- layouts ----

@@ -63,6 +63,10 @@ def test_streams_keep_tensors(ranks):
     ranks("streams", 2)
 
 
+def test_calls_within_calls(ranks):
+    ranks("nested_calls", 1)
+
+
 def test_teams_and_arenas(ranks):
     ranks("teams", 4)
 
@@ -71,12 +75,25 @@ def test_mismatch(ranks):
     ranks("mismatch", 2)
 
 
+def test_functions_go_on_after_a_failure(ranks):
+    ranks("forgets", 2)
+
+
+def test_a_stream_that_failed_holds(ranks):
+    ranks("failed_stream", 2)
+
+
 def test_a_rank_dies(ranks):
     ranks("dies", 2, exits=[0, 3])
 
 
 def test_gil_is_released(ranks, tmp_path):
     ranks("gil", 2, tmp_path / "go")
+
+
+@pytest.mark.parametrize("way", ["destroy", "drop"])
+def test_closing_in_two_threads(ranks, tmp_path, way):
+    ranks("closing", 2, tmp_path / "go", way)
 
 
 def test_exit_with_live_objects(ranks):

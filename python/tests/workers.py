@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the ranks of the tests run: workers.py NAME ARGUMENTS."""
 
+import gc
 import os
 import sys
 import threading
 import time
+import weakref
 
 import numpy as np
 
@@ -66,6 +68,47 @@ def streams():
         for i, o in enumerate(results):
             np.testing.assert_allclose(o, i, rtol=1e-6)
         world.team.barrier()
+
+
+class Nested:
+    """An exporter in Python, in which something else happens before the tensor is handed out."""
+
+    def __init__(self, array, before):
+        self.array, self.before = array, before
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self, **keywords):
+        self.before()
+        return self.array.__dlpack__(**keywords)
+
+
+def nested_calls():
+    """Calls that begin on a stream while others are taking their tensors: each has its place."""
+    world = cofuse.init(n_threads=1)
+    plan = cofuse.AttentionPlan(world.team, dtype="f32", n_batch=1, n_rows=16, n_heads=1,
+                                head_dim_qk=8)
+    stream = cofuse.Stream(world)
+    q, results, kept = np.ones((1, 16, 1, 8), np.float32), [], []
+
+    def call(depth):
+        o, lse = np.empty_like(q), np.empty((1, 1, 16), np.float32)
+        v = np.full_like(q, depth)
+        results.append((o, depth))
+        kept.append(weakref.ref(v))
+        before = (lambda: call(depth - 1)) if depth else (lambda: None)
+        plan.forward(q, q, Nested(v, before), o, lse, stream=stream)
+
+    for _ in range(15):  # all but the last place of the stream's first list
+        call(0)
+    call(40)
+    assert all(v() is not None for v in kept), "a queued call keeps its tensors"
+    stream.sync()
+    assert all(v() is None for v in kept)
+    for o, value in results:
+        np.testing.assert_allclose(o, value, rtol=1e-6)
+    world.close()
 
 
 def grad_return(transfer):
@@ -385,6 +428,60 @@ def mismatch():
         world.team.barrier()
 
 
+def raises(kinds, call, *args, **keywords):
+    try:
+        call(*args, **keywords)
+    except kinds as error:
+        return error
+    raise AssertionError("no exception")
+
+
+def forgets():
+    """Ranks that disagree end a kept plan, and no other: both go on once plans are forgotten."""
+    with cofuse.init(n_threads=1) as world:
+        team = world.team
+        errors = cofuse.Mismatch, cofuse.Poisoned
+
+        def call(n_tokens, hidden):
+            x = np.ones((n_tokens, hidden), np.float32)
+            total = cofuse.allreduce_rmsnorm(x, team=team)[1]
+            np.testing.assert_array_equal(total, world.size)
+
+        call(5, 16)
+        call(5, 32)
+        plans = list(team._plans.values())
+        raises(errors, call, 5 + world.rank, 16)
+        for _ in range(2):
+            raises(errors, call, 5, 16)
+            call(5, 32)
+        team.barrier()  # each has got its error
+        cofuse.forget_plans(team)
+        assert not team._plans and not any(plan.is_open for plan in plans)
+        call(5, 16)
+        call(5, 32)
+        assert len(team._plans) == 2
+        team.barrier()
+
+
+def failed_stream():
+    """A stream that failed raises what ended it, and holds the streams that it waits for."""
+    with cofuse.init(n_threads=1) as world:
+        plan = cofuse.AllreduceRmsnormPlan(world.team, dtype="f32", hidden=8, max_tokens=8,
+                                           variant="only")
+        stream, other = cofuse.Stream(world), cofuse.Stream(world)
+        x = np.ones((1 + world.rank, 8), np.float32)
+        plan.run(x, residual_out=x.copy(), stream=stream)
+        errors = cofuse.Mismatch, cofuse.Poisoned
+        text = str(raises(errors, stream.sync))
+        before = sys.getrefcount(other)
+        for i in range(3):
+            assert str(raises(errors, stream.wait, other.record())) == text
+            assert sys.getrefcount(other) == before + i + 1
+        other.destroy()
+        assert sys.getrefcount(other) == before
+        world.team.barrier()
+
+
 def dies():
     """Rank 1 goes away; rank 0 is told in a barrier, well before the deadline."""
     world = cofuse.init()
@@ -406,6 +503,22 @@ def dies():
         raise AssertionError("no exception")
 
 
+def await_file(path):
+    deadline = time.monotonic() + 90
+    while not os.path.exists(path):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def refused(text, call, *args):
+    try:
+        call(*args)
+    except cofuse.InvalidArgument as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError("no exception")
+
+
 def gil():
     """While rank 0 waits in a barrier, another thread of it counts. Rank 1 comes when told so."""
     world = cofuse.init()
@@ -416,27 +529,52 @@ def gil():
         for _ in range(100): # each needs the GIL
             time.sleep(0.001)
         assert waiter.is_alive()
-        try:
-            world.team.barrier()
-        except cofuse.InvalidArgument as error:
-            assert "another thread" in str(error)
-        else:
-            raise AssertionError("two threads in collective calls of a world")
-        try:
-            world.close()
-        except cofuse.InvalidArgument as error:
-            assert "another thread" in str(error)
-        else:
-            raise AssertionError("closed in use")
+        refused("another thread", world.team.barrier)
+        refused("another thread", world.close)
         open(path, "w").close()
         waiter.join()
     else:
-        deadline = time.monotonic() + 90
-        while not os.path.exists(path):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        await_file(path)
         world.team.barrier()
     world.team.barrier()
+    world.close()
+
+
+def closing(path, way):
+    """While one thread of rank 0 ends a stream whose work waits for rank 1, another one cannot
+    destroy what the work needs. Rank 1 comes when told so."""
+    world = cofuse.init(n_threads=1)
+    plan = cofuse.AttentionPlan(world.team, dtype="f32", n_batch=1, n_rows=16, n_heads=1,
+                                head_dim_qk=8)
+    q, v = np.ones((1, 8, 1, 8), np.float32), np.full((1, 8, 1, 8), world.rank, np.float32)
+    o, lse = np.empty_like(q), np.empty((1, 1, 8), np.float32)
+    if world.rank == 0:
+        streams = [cofuse.Stream(world)]
+        plan.forward(q, q, v, o, lse, stream=streams[0])
+        event = streams[0].record() if way == "destroy" else None
+        end = streams[0].destroy if way == "destroy" else streams.clear
+        thread = threading.Thread(target=end)
+        del end
+        thread.start()
+        deadline = time.monotonic() + 90
+        # Either changes just before the thread lets go of the GIL.
+        while (streams[0].is_open if way == "destroy" else
+               any(type(x) is cofuse.Stream for x in gc.get_objects())):
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        for call in (plan.destroy, world.close):
+            refused("stream: a call of another thread", call)
+        if event:
+            refused("stream: destroyed", cofuse.Stream(world).wait, event)
+        assert thread.is_alive()
+        open(path, "w").close()
+        thread.join()
+    else:
+        await_file(path)
+        plan.forward(q, q, v, o, lse)
+    np.testing.assert_allclose(o, 0.5, rtol=1e-6)
+    world.team.barrier()
+    plan.destroy()
     world.close()
 
 

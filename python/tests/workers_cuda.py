@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the ranks of test_cuda.py run: workers_cuda.py NAME."""
 
+import gc
 import os
 import sys
 
@@ -154,6 +155,45 @@ def streams():
         case.check(*outputs)
         team.query()
         team.barrier()
+
+
+class Owner:
+    """Goes by the garbage collector alone."""
+
+    def __init__(self, *owned):
+        self.owned, self.itself = owned, self
+
+
+def cycles():
+    """What the collector takes waits for the device: plans in cycles, whose calls are on the
+    caller's stream, and streams that wait for each other."""
+    with open_world() as world:
+        theirs = torch.cuda.Stream()
+        plan = cofuse.AllreduceRmsnormPlan(world.team, **params(1024))
+        case = Case(world, 64, 1024)
+        outputs = [torch.empty_like(case.inputs[0]) for _ in range(2)]
+        torch.cuda.synchronize()
+        with torch.cuda.stream(theirs):
+            torch.cuda._sleep(200_000_000)
+        plan.run(*case.inputs, *outputs[::-1], stream=theirs)
+        owner = Owner(plan)
+        del plan, owner
+        gc.collect()
+        assert theirs.query()
+        case.check(*outputs)
+        world.team.barrier()
+
+        plan = cofuse.AllreduceRmsnormPlan(world.team, **params(1024))
+        first, second = cofuse.Stream(world), cofuse.Stream(world)
+        plan.run(*case.inputs, *outputs[::-1], stream=first)
+        second.wait(first.record())
+        first.wait(second.record())
+        del first, second
+        gc.collect()
+        assert not any(type(o) is cofuse.Stream for o in gc.get_objects())
+        case.check(*outputs)
+        world.team.query()
+        world.team.barrier()
 
 
 def graphs():
