@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/cpu/gemm_failure.h"
 #include "backend/cpu/gemm_provider.h"
 #include "backend/cpu/vec.h"
 #include "core/config.h"

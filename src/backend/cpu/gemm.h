@@ -13,7 +13,6 @@
 #include <stdint.h>
 
 #include "cofuse/tensor.h"
-#include "core/error.h"
 
 enum cofi_gemm_form {
     COFI_GEMM_NT, /* A [M,K], B [N,K]: C = A B^T */
@@ -51,18 +50,5 @@ void cofi_gemm_close(struct cofi_gemm *gemm);
 cof_status cofi_gemm_run(struct cofi_gemm *gemm, enum cofi_gemm_form form, enum cofi_gemm_type type,
                          int64_t m, int64_t n, int64_t k, const void *a, int64_t lda, const void *b,
                          int64_t ldb, bool accumulate, float *c, int64_t ldc);
-
-/* The first failure among products that run as tasks, with its text; zero: none. */
-struct cofi_gemm_failure {
-    _Atomic int status;
-    char text[COFI_ERROR_TEXT_BYTES];
-};
-
-/* What cofi_gemm_run has returned, on the thread that called it. */
-void cofi_gemm_note(struct cofi_gemm_failure *failure, cof_status status);
-
-/* COF_OK, or that failure with a text, on the thread that has seen all tasks end; `what` begins the
- * text. */
-cof_status cofi_gemm_failed(const struct cofi_gemm_failure *failure, const char *what);
 
 #endif

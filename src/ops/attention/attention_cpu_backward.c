@@ -3,6 +3,7 @@
 /* Backward sections on the CPU. A task is one query head: key tiles outside, query tiles inside,
  * five products per pair of tiles, in an order that no thread count changes. dk and dv are kept per
  * query head, so no two tasks write the same memory. */
+#include "backend/cpu/gemm_failure.h"
 #include "ops/attention/attention_cpu_tiles.h"
 
 struct backward_scratch {

@@ -5,6 +5,7 @@
  * A task is a block of up to BLOCK_TILES query tiles of one head: a key tile is converted once
  * (where products of its type are not native) and used by all of them. How many a block has depends
  * on the number of threads; what is computed for a query tile, and in which order, does not. */
+#include "backend/cpu/gemm_failure.h"
 #include "ops/attention/attention_cpu_tiles.h"
 
 #define BLOCK_TILES 4

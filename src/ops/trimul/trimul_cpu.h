@@ -12,6 +12,7 @@
 #define COFI_TRIMUL_CPU_H
 
 #include "backend/cpu/cpu_stream.h"
+#include "backend/cpu/gemm_failure.h"
 #include "backend/cpu/vec.h"
 #include "backend/cpu/vec_gate.h"
 #include "ops/trimul/trimul.h"
