@@ -144,6 +144,7 @@ COF_API cof_status cof_attention_plan_create(cof_team *team, const cof_attention
  * COF_ERR_INVALID     an argument breaks its rule, or a grad_return by section is unfinished on the
  *                     arena; nothing was enqueued, outputs are untouched (the other ranks wait for
  *                     this one until their deadline)
+ * COF_ERR_UNSUPPORTED a stride that is negative, or not 1 in the last dim; else as INVALID
  * COF_ERR_BUSY        a queue stayed full until the deadline in the middle of the call: the plan
  *                     can only be destroyed, on all ranks
  * COF_ERR_TIMEOUT, COF_ERR_MISMATCH, COF_ERR_PEER_DEAD, COF_ERR_NOMEM, COF_ERR_INTERNAL

@@ -72,8 +72,8 @@ typedef struct cof_grad_return_params {
     int64_t n_batch;                   /* B >= 1 */
     int64_t n_rows;                    /* S >= 0, global */
     int64_t n_heads;                   /* Hkv >= 1 */
-    int64_t head_dim_k;                /* Dk >= 1 */
-    int64_t head_dim_v;                /* Dv >= 1; 0: Dk */
+    int64_t head_dim_k;                /* Dk, 1 .. 65536 */
+    int64_t head_dim_v;                /* Dv, 1 .. 65536; 0: Dk */
     cof_layout_kind layout;            /* ZIGZAG by default */
     cof_chunking chunking;             /* BALANCED by default */
     cof_grad_return_transfer transfer; /* PUSH by default */
@@ -161,8 +161,9 @@ COF_API cof_status cof_grad_return_plan_create(cof_team *team, const cof_grad_re
  * COF_ERR_INVALID     an argument breaks its rule, or another plan has begun a whole by section on
  *                     the arena and not ended it; nothing was enqueued, outputs are untouched
  * COF_ERR_MISMATCH    (when the work runs) the ranks passed different writers; outputs are NaN
- * COF_ERR_UNSUPPORTED caller_orders_reuse on a stream that is being captured: args.epoch would be
- *                     the same in every replay; nothing was enqueued
+ * COF_ERR_UNSUPPORTED a stride that is negative, or not 1 in the last dim; caller_orders_reuse on
+ *                     a stream that is being captured: args.epoch would be the same in every
+ *                     replay; nothing was enqueued
  * COF_ERR_BUSY, COF_ERR_POISONED, COF_ERR_TIMEOUT, COF_ERR_PEER_DEAD   as in cof_attention_forward
  */
 COF_API cof_status cof_grad_return_run(cof_plan *plan, const cof_grad_return_args *args,

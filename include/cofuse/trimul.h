@@ -214,6 +214,7 @@ COF_API cof_status cof_trimul_plan_create(cof_team *team, const cof_trimul_param
  * sure of it.
  *
  * COF_ERR_INVALID     an argument breaks its rule; nothing was enqueued
+ * COF_ERR_UNSUPPORTED a stride that is negative, or not 1 in the last dim; nothing was enqueued
  * COF_ERR_MISMATCH    (when the work runs, CHECK) the weights differ: the text names the rank; the
  *                     plan can only be destroyed
  * COF_ERR_BUSY, COF_ERR_POISONED, COF_ERR_TIMEOUT, COF_ERR_PEER_DEAD   as in cof_attention_forward
@@ -228,6 +229,7 @@ COF_API cof_status cof_trimul_set_weights(cof_plan *plan, const cof_trimul_weigh
  *
  * COF_ERR_INVALID     an argument breaks its rule, or no weights were set; nothing was enqueued,
  *                     outputs are untouched
+ * COF_ERR_UNSUPPORTED a stride that is negative, or not 1 in the last dim; else as INVALID
  * COF_ERR_MISMATCH    (when the work runs) the ranks passed another N or B; outputs are NaN
  * COF_ERR_NOMEM, COF_ERR_INTERNAL
  *                     (when the work runs) a matrix product of some rank was refused its memory, or
