@@ -200,7 +200,7 @@ done
 for script in tests/scenario_*.sh; do
     [ -f "$script" ] || continue
     name=$(basename "$script" .sh)
-    run "scenario/${name#scenario_}" 400 bash "$script"
+    run "scenario/${name#scenario_}" 600 bash "$script"
 done
 
 # Small cases in the other ways to run.

@@ -33,6 +33,19 @@ def _empty(like: Any, shape: Sequence[int], dtype: Optional[str] = None) -> Any:
     )
 
 
+_TYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
+
+
+def _type_name(dtype: Any) -> str:
+    """What torch and NumPy call it: of "bf16", "bfloat16", torch.bfloat16, numpy.float32, ..."""
+    name = dtype.__name__ if isinstance(dtype, type) else str(dtype)
+    name = name.rpartition(".")[2]
+    name = _TYPES.get(name, name)
+    if name not in _TYPES.values():
+        raise ValueError(f"dtype = {dtype!r}: wanted bfloat16, float16 or float32")
+    return name
+
+
 def _stream_of(tensor: Any, stream: AnyStream) -> AnyStream:
     """The given stream; for None and a CUDA tensor of torch's, the one torch works on there."""
     torch = sys.modules.get("torch")
@@ -189,7 +202,7 @@ def grad_return(
     dv: Any,
     *,
     team: Team,
-    dtype: Optional[str] = None,
+    dtype: Any = None,
     writers: Union[str, int, None] = None,
     writer_table: Optional[Sequence[int]] = None,
     layout: Union[str, int] = "zigzag",
@@ -202,13 +215,17 @@ def grad_return(
     """Sums of all ranks' partials for the rows of this rank: (dk, dv) [S_local, B, Hkv, D].
 
     dk, dv [S, B, Hkv, D] are this rank's partials for the whole sequence, in the order of global
-    rows. dtype: "float32", "float16" or "bfloat16" of the outputs; partials have the same or are
-    float32. writers: "all" (None), "causal", or "table" with writer_table.
+    rows. dtype, of the outputs: "float32", "float16", "bfloat16", torch.bfloat16, numpy.float32 and
+    the like; partials have the same or are float32. writers: "all" (None), "causal", or "table"
+    with writer_table.
     """
     n_rows, n_batch, n_heads, head_dim_k = _dims(dk, "dk")
     head_dim_v = _dims(dv, "dv")[3]
-    own = str(dk.dtype).replace("torch.", "")
-    wanted = own if dtype is None else dtype
+    own = _type_name(dk.dtype)
+    wanted = own if dtype is None else _type_name(dtype)
+    n_local = Layout(n_rows, team.size, layout, chunking).local_rows(team.rank)
+    dk_out = _empty(dk, (n_local, n_batch, n_heads, head_dim_k), wanted)
+    dv_out = _empty(dv, (n_local, n_batch, n_heads, head_dim_v), wanted)
     options = (wanted, layout, chunking, transfer, wire_f32, max_ctas)
     key = (own, dk.shape, dv.shape, options)
     plan: Optional[GradReturnPlan] = _kept(team, key)
@@ -229,9 +246,6 @@ def grad_return(
             max_ctas=max_ctas,
         )
     _keep(team, key, plan)
-    n_local = Layout(n_rows, team.size, layout, chunking).local_rows(team.rank)
-    dk_out = _empty(dk, (n_local, n_batch, n_heads, head_dim_k), wanted)
-    dv_out = _empty(dv, (n_local, n_batch, n_heads, head_dim_v), wanted)
     plan.run(dk, dv, dk_out, dv_out, writers, writer_table, _stream_of(dk, stream))
     return dk_out, dv_out
 

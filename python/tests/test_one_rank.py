@@ -138,6 +138,17 @@ def test_dtypes(world):
         world.team, **{**SHAPE, "dtype": "bfloat16"}).describe
 
 
+def test_dtypes_of_the_functions(world):
+    dk, dv = np.ones((8, 1, 2, 4), np.float32), np.ones((8, 1, 2, 4), np.float32)
+    for dtype in ("f16", "float16", np.float16, np.dtype("f2")):
+        for out in cofuse.grad_return(dk, dv, team=world.team, dtype=dtype):
+            assert out.dtype == np.float16 and np.all(out == 1)
+    for out in cofuse.grad_return(dk, dv, team=world.team, dtype="f32"):
+        assert out.dtype == np.float32
+    with pytest.raises(ValueError, match="dtype = 'f64': wanted bfloat16, float16 or float32"):
+        cofuse.grad_return(dk, dv, team=world.team, dtype="f64")
+
+
 def test_allreduce_rmsnorm_errors(world):
     x = np.ones((3, 8), np.float32)
     params = dict(dtype="f32", hidden=8, max_tokens=4, eps=1e-6)
