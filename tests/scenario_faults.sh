@@ -147,6 +147,11 @@ verdict "no rank is left" "$(ranks_alive)"
 slow() { "$@" | (sleep 1 && wc -l); }
 expect "a slow reader" 0 '^200000$' slow "${launch[@]}" 'seq 100000'
 
+# A rank that was killed is told, also where others that failed of it are seen to end before.
+# shellcheck disable=SC2016 # for the ranks' shell
+expect "a kill that is seen late" 3 'rank 1 was killed by signal 9' "${launch[@]}" \
+    'if [ $COFUSE_RANK = 0 ]; then exit 3; fi; sleep 0.3; kill -KILL $$'
+
 ignoring_hup() { # a job whose ranks end after the launcher got SIGHUP
     local parent
     rm -f "$scratch/begun" "$scratch/go"

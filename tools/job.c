@@ -35,7 +35,7 @@ static const int64_t look_ns = 50000000;    /* from one look at the ranks to the
 
 struct job_rank {
     pid_t pid;
-    bool has_ended;
+    bool has_ended, is_told;
     siginfo_t end;
     int write_fd[2];                  /* of the output pipes; -1 when inherited */
     struct cofi_job_output output[2]; /* stdout, stderr */
@@ -228,7 +228,8 @@ static bool has_failed(const struct job_rank *rank)
 
 static void report_failure(struct job *job, int idx)
 {
-    const struct job_rank *rank = &job->ranks[idx];
+    struct job_rank *rank = &job->ranks[idx];
+    rank->is_told = true;
     if (rank->end.si_code != CLD_EXITED)
         say(job, "rank %d was killed by signal %d (%s)", idx, rank->end.si_status,
             strsignal(rank->end.si_status));
@@ -296,6 +297,10 @@ static bool collect_ends(struct job *job)
         report_failure(job, failed);
         start_grace(job, grace_ns);
     }
+    /* A rank that was killed may be seen to end after those that failed of it. */
+    for (int i = 0; i < job->n && job->first_failed >= 0 && !job->stop_signal; i++)
+        if (was_killed(&job->ranks[i]) && !job->ranks[i].is_told)
+            report_failure(job, i);
     return all;
 }
 

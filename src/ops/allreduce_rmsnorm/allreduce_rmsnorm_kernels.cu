@@ -13,6 +13,7 @@
  * ended. It has waited in its turn, so with it all before it have ended. Where this one is small,
  * it lets one that was launched so take its places behind that wait, else when all of its blocks
  * have ended. */
+#include "ops/allreduce_rmsnorm/allreduce_rmsnorm_block.cuh"
 #include "ops/allreduce_rmsnorm/allreduce_rmsnorm_exchange.cuh"
 
 /* Of a block, in shared memory; the row's sums follow. */
