@@ -1,7 +1,8 @@
 /* SPDX-FileCopyrightText: The Cofuse authors
  * SPDX-License-Identifier: Apache-2.0 */
-/* What a block of allreduce_rmsnorm takes of a device (allreduce_rmsnorm_block.cuh): every float that
- * its kernels touch lies within, and longer rows than a device has memory for are told apart. */
+/* What a block of allreduce_rmsnorm takes of a device (allreduce_rmsnorm_block.cuh): every float
+ * that * its kernels touch lies within, and longer rows than a device has memory for are told
+ * apart. */
 #include "device_model.h"
 
 #include "ops/allreduce_rmsnorm/allreduce_rmsnorm_block.cuh"
