@@ -344,6 +344,8 @@ void cofi_world_release(cof_world *w)
     free(w->socket);
     free(w->hello);
     free((void *)w->state);
+    for (int r = 0; w->stale && r < w->n_ranks; r++)
+        free(w->stale[r].answered);
     free(w->stale);
     free(w->dead_teams);
     free(w);
