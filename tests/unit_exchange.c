@@ -134,6 +134,21 @@ static void orders_differ(int rank, int n_ranks, const char *job, void *arg)
     cof_world_destroy(w);
 }
 
+/* A team like the world's own has a number of its own. */
+static void like_the_worlds(int rank, int n_ranks, const char *job, void *arg)
+{
+    (void)arg;
+    cof_world *w = join(rank, n_ranks, job, COF_ENGINE_THREAD);
+    cof_team *t = NULL;
+    CHECK_OK(cof_team_create(w, both, 2, 0, &t));
+    CHECK_OK(cof_team_barrier(cof_world_team(w))); /* each has made one call */
+    CHECK_FAILS(cof_team_barrier(rank ? t : cof_world_team(w)), COF_ERR_MISMATCH,
+                "on another team");
+    test_meet(2);
+    cof_team_destroy(t);
+    cof_world_destroy(w);
+}
+
 /* ---- more than a socket holds --------------------------------------------------------------- */
 
 enum { BIG = 1 << 20 };
@@ -250,6 +265,7 @@ int main(void)
         test_ranks(2, never_called, &r);
     }
     test_ranks(2, orders_differ, NULL);
+    test_ranks(2, like_the_worlds, NULL);
     test_ranks(3, big_and_mixed_up, NULL);
     test_ranks(3, big_and_left, NULL);
     test_ranks(3, hand_over_backwards, NULL);
