@@ -270,6 +270,7 @@ cof_status cof_arena_view(cof_arena *a, cof_arena_pointers *pointers)
 {
     COF_FAIL_IF(!a, COF_ERR_INVALID, "arena: NULL");
     COF_TRY(cofi_world_usable(a->team->world));
+    COF_TRY(cofi_arena_look(a));
     COF_FAIL_IF(!pointers, COF_ERR_INVALID, "pointers: NULL");
     COF_FAIL_IF(pointers->size < COFI_SIZE_THROUGH(cof_arena_pointers, word_stride),
                 COF_ERR_INVALID, "pointers->size = %zu: wanted %zu", pointers->size,
