@@ -264,6 +264,15 @@ static void check_refused(struct objects *o)
     CHECK_FAILS(cof_team_query(team), COF_ERR_INVALID, why);
     CHECK_FAILS(cof_team_create(o->world, &self, 1, 1, &out), COF_ERR_INVALID, why);
     CHECK_FAILS(cof_team_split(o->part, 1, &in, &out), COF_ERR_INVALID, why);
+    cof_workspace_sizes sizes = COF_WORKSPACE_SIZES_INIT;
+    cof_attention_params attention = test_attention_params(33);
+    CHECK_FAILS(cof_attention_workspace(o->part, &attention, &sizes), COF_ERR_INVALID, why);
+    cof_grad_return_params grad = COF_GRAD_RETURN_PARAMS_INIT;
+    CHECK_FAILS(cof_grad_return_workspace(o->part, &grad, &sizes), COF_ERR_INVALID, why);
+    cof_allreduce_rmsnorm_params norm = COF_ALLREDUCE_RMSNORM_PARAMS_INIT;
+    CHECK_FAILS(cof_allreduce_rmsnorm_workspace(o->part, &norm, &sizes), COF_ERR_INVALID, why);
+    cof_trimul_params trimul = COF_TRIMUL_PARAMS_INIT;
+    CHECK_FAILS(cof_trimul_workspace(o->part, &trimul, &sizes), COF_ERR_INVALID, why);
     CHECK_FAILS(cof_stream_create(o->world, 1, &stream), COF_ERR_INVALID, why);
     CHECK_FAILS(cof_stream_sync(o->stream), COF_ERR_INVALID, why);
     CHECK_FAILS(cof_event_record(o->stream, &event), COF_ERR_INVALID, why);

@@ -161,6 +161,7 @@ cof_status cofi_arena_open(cof_team *team, const struct cofi_arena_spec *spec, c
 {
     cof_arena *a = NULL;
     *arena_out = NULL;
+    COF_TRY(cofi_world_usable(team->world));
     cof_status status = own;
     if (status == COF_OK && !spec->peers && spec->bytes > MAX_BYTES / (size_t)team->n_ranks)
         status = COF_FAIL(COF_ERR_INVALID, "bytes = %zu: past the address space for %d ranks",
