@@ -110,7 +110,8 @@ typedef struct cof_world_options {
  * device is left as it was, here and in every call. The ranks prove with real bytes that each
  * reaches the memory of all others.
  *
- * COF_ERR_INVALID      an option or a launcher's variable breaks its rule (named in the text)
+ * COF_ERR_INVALID      an option or a launcher's variable breaks its rule (named in the text), or a
+ *                      process that is no rank of the job has its address
  * COF_ERR_UNSUPPORTED  ranks are on several hosts, or in several network namespaces; engine cuda:
  *                      the library was built without it, there is no driver or no device that it
  *                      can use, or the ranks' devices do not reach each other (they are named)
