@@ -206,14 +206,15 @@ static cof_status take_fd(cof_team *t, struct cofi_head own, int *fd_out, int64_
     struct cofi_inbox in = {.team = t, .rank = 0, .kind = COFI_HANDOVER, .own = &own,
                             .fd_out = fd_out, .deadline = members_deadline(deadline)};
     cof_status status = cofi_message_next(&in);
-    if (status == COF_OK || t->rank != t->hub)
+    if (status == COF_OK)
         return status;
     char text[COFI_ERROR_TEXT_BYTES] = "";
     snprintf(text, sizeof text, "%s", cof_last_error());
     own.status = status;
-    cofi_message_answer(t, 0, own, text, 0);
+    cofi_message_answer(t, 0, own, text, 0); /* it may have sent a request of another call */
     cofi_fail_text(status, text);
-    fail_handover(t, own, status, t->n_ranks);
+    if (t->rank == t->hub)
+        fail_handover(t, own, status, t->n_ranks);
     return status;
 }
 

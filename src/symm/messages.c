@@ -13,6 +13,9 @@
 #define SLICE_NS INT64_C(200000000) /* between two looks at all ranks of the world */
 #define SOON_NS INT64_C(200000000)  /* for an error to go into a socket */
 
+/* The last byte of a message; 0 in one that stopped early, whose data end in zeros. */
+static const char whole = 1;
+
 static int socket_of(const cof_team *t, int rank)
 {
     return t->world->socket[t->world_rank[rank]];
@@ -63,10 +66,24 @@ cof_status cofi_message_error(cof_team *t, const char *what, int rank, cof_statu
 
 /* ---- sending -------------------------------------------------------------------------------- */
 
-/* In slices, as messages are awaited; moves *data and *bytes on. `call`: ends early, with COF_OK,
- * when the team has failed or that rank has told that the call has. */
+/* Whether nobody needs the rest of a message: the team has failed, or that rank tells that the call
+ * has. */
+static bool is_of_no_use(cof_team *t, int rank, const struct cofi_head *head)
+{
+    struct cofi_head h;
+    if (head->kind == COFI_NOTICE)
+        return false;
+    if (cofi_team_status(t) != COF_OK)
+        return true;
+    return cofi_link_peek(socket_of(t, rank), &h, sizeof h) == sizeof h && h.kind == COFI_NOTICE &&
+           h.team == head->team && h.call == head->call &&
+           (head->kind == COFI_REQUEST || h.number == head->number);
+}
+
+/* In slices, as messages are awaited; moves *data and *bytes on. With `head` it may stop early,
+ * with COF_OK. */
 static cof_status send_on(cof_team *t, int rank, const char **data, size_t *bytes,
-                          const struct cofi_head *call, int64_t deadline)
+                          const struct cofi_head *head, int64_t deadline)
 {
     for (;;) {
         int64_t slice = earlier(cofi_now() + SLICE_NS, deadline);
@@ -74,15 +91,12 @@ static cof_status send_on(cof_team *t, int rank, const char **data, size_t *byte
         if (status != COF_ERR_TIMEOUT || cofi_now() >= deadline)
             return status;
         cofi_world_poll(t->world);
-        struct cofi_head h;
-        if (call && (cofi_team_status(t) != COF_OK ||
-                     (cofi_link_peek(socket_of(t, rank), &h, sizeof h) == sizeof h &&
-                      h.kind == COFI_NOTICE && h.team == call->team && h.call == call->call)))
+        if (head && is_of_no_use(t, rank, head))
             return COF_OK;
     }
 }
 
-/* The rest of a message that ended early: nobody looks at it, only at its length. */
+/* The rest of a message that stopped early, up to and with its last byte, which says so. */
 static cof_status send_owed(cof_team *t, int rank, int64_t deadline)
 {
     static const char zeros[4096];
@@ -116,10 +130,17 @@ cof_status cofi_message_send(cof_team *t, int rank, struct cofi_head head, const
     COF_TRY(send_on(t, rank, &at, &left, NULL, deadline));
     at = payload;
     left = head.payload;
-    cof_status status = send_on(t, rank, &at, &left, head.kind == COFI_REQUEST ? &head : NULL,
-                                deadline);
-    stale->owed = status == COF_OK ? left : 0;
-    stale->is_cut_out = status == COF_ERR_TIMEOUT;
+    cof_status status = send_on(t, rank, &at, &left, &head, deadline);
+    bool is_stopped = status == COF_OK && left > 0;
+    left += sizeof whole;
+    if (status == COF_OK && !is_stopped) {
+        at = &whole;
+        status = send_on(t, rank, &at, &left, NULL, deadline);
+    }
+    if (is_stopped || (status == COF_ERR_TIMEOUT && head.status != COF_OK)) /* a text may end so */
+        stale->owed = left;
+    else
+        stale->is_cut_out = status == COF_ERR_TIMEOUT;
     return status;
 }
 
@@ -177,13 +198,20 @@ static cof_status receive(struct cofi_inbox *in, void *data, size_t bytes)
     return status;
 }
 
-static cof_status skip(struct cofi_inbox *in, uint64_t bytes)
+/* What follows a head; with to = NULL it is thrown away. */
+static cof_status receive_data(struct cofi_inbox *in, void *to, uint64_t bytes, bool *is_whole)
 {
-    char scrap[1024];
-    cof_status status = COF_OK;
-    for (; bytes > 0 && status == COF_OK; bytes -= bytes < sizeof scrap ? bytes : sizeof scrap)
-        status = receive(in, scrap, bytes < sizeof scrap ? bytes : sizeof scrap);
-    return status;
+    char scrap[1024], last = 0;
+    if (to)
+        COF_TRY(receive(in, to, bytes));
+    while (!to && bytes > 0) {
+        size_t piece = bytes < sizeof scrap ? bytes : sizeof scrap;
+        COF_TRY(receive(in, scrap, piece));
+        bytes -= piece;
+    }
+    COF_TRY(receive(in, &last, sizeof last));
+    *is_whole = last == whole;
+    return COF_OK;
 }
 
 static void drop_fd(struct cofi_inbox *in)
@@ -272,7 +300,8 @@ static cof_status check_head(struct cofi_inbox *in, const struct cofi_head *h)
 static cof_status take_text(struct cofi_inbox *in, const struct cofi_head *h)
 {
     char text[COFI_ERROR_TEXT_BYTES];
-    COF_TRY(receive(in, text, sizeof text));
+    bool is_whole;
+    COF_TRY(receive_data(in, text, sizeof text, &is_whole));
     text[sizeof text - 1] = '\0';
     in->has_text = in->is_over = true;
     return cofi_fail_text((cof_status)h->status, text);
@@ -320,13 +349,14 @@ static void forget_team(struct cofi_stale *stale, uint64_t team)
 static cof_status take_request(struct cofi_inbox *in, const struct cofi_head *h, bool *is_done)
 {
     struct cofi_stale *stale = stale_of(in->team, in->rank);
+    bool is_whole = false;
     char next;
     cof_status check = check_head(in, h);
     bool is_wanted = check == COF_OK && in->dst && h->payload == in->own->bytes;
     stale->open = h->number; /* also of one that is cut off */
-    COF_TRY(is_wanted ? receive(in, in->dst, h->payload) : skip(in, h->payload));
-    if (forget_answered(stale, h) || cofi_link_peek(socket_of(in->team, in->rank), &next, 1) ||
-        is_of_dead_team(in, h)) {
+    COF_TRY(receive_data(in, is_wanted ? in->dst : NULL, h->payload, &is_whole));
+    if (forget_answered(stale, h) || !is_whole ||
+        cofi_link_peek(socket_of(in->team, in->rank), &next, 1) || is_of_dead_team(in, h)) {
         stale->open = 0;
         return COF_OK;
     }
@@ -338,15 +368,16 @@ static cof_status take_request(struct cofi_inbox *in, const struct cofi_head *h,
 
 static cof_status take_reply(struct cofi_inbox *in, const struct cofi_head *h, bool *is_done)
 {
-    if (in->kind != COFI_REPLY || h->number != in->own->number)
-        return skip(in, h->payload);
-    *is_done = true;
-    if (h->status != COF_OK)
+    bool is_mine = in->kind == COFI_REPLY && h->number == in->own->number, is_whole;
+    if (is_mine && h->status != COF_OK) {
+        *is_done = true;
         return take_text(in, h);
-    in->is_over = true;
-    cof_status status = check_head(in, h);
-    in->has_text = status != COF_OK;
-    return status == COF_OK ? receive(in, in->dst, h->payload) : status;
+    }
+    cof_status check = is_mine ? check_head(in, h) : COF_OK;
+    COF_TRY(receive_data(in, is_mine && check == COF_OK ? in->dst : NULL, h->payload, &is_whole));
+    *is_done = in->is_over = is_mine && is_whole; /* else the hub has seen the team fail */
+    in->has_text = check != COF_OK;
+    return check;
 }
 
 static cof_status take_handover(struct cofi_inbox *in, const struct cofi_head *h, bool *is_done)
@@ -379,7 +410,8 @@ static cof_status take_notice(struct cofi_inbox *in, const struct cofi_head *h, 
     if (*is_done)
         return take_text(in, h);
     char text[COFI_ERROR_TEXT_BYTES];
-    COF_TRY(receive(in, text, sizeof text));
+    bool is_whole;
+    COF_TRY(receive_data(in, text, sizeof text, &is_whole));
     text[sizeof text - 1] = '\0';
     if (h->team != in->own->team && in->team->world_rank[in->rank] < in->team->world->rank)
         end_team(in, h, text);

@@ -31,9 +31,9 @@
  *
  * A deadline that passes within a message leaves the socket there: what comes next is no head. In
  * that direction it serves no team any more (is_cut_in, is_cut_out). So a hub that fails reads the
- * requests that have begun, members send for as long as they wait for the reply, and one that hears
- * of the failure before its request is out sends the rest of it, as zeros, before the next message
- * (stale->owed): the hub skips it by its length. */
+ * requests that have begun, members send for as long as they wait for the reply, and a rank that
+ * hears of the failure before its message is out sends zeros for the rest of it, before the next
+ * message (stale->owed). The last byte of such a message says so, and it is skipped. */
 #ifndef COFI_MESSAGES_H
 #define COFI_MESSAGES_H
 
@@ -75,8 +75,8 @@ cof_status cofi_message_next(struct cofi_inbox *inbox);
 /* Whether a message of the team waits at that rank's socket. */
 bool cofi_message_is_here(cof_team *team, int rank);
 
-/* `payload` with head.payload bytes; with fd >= 0 none, but the descriptor. No text. A request
- * may stop early with COF_OK: what is read next tells why. */
+/* `payload` with head.payload bytes; with fd >= 0 none, but the descriptor. No text. It may
+ * stop early with COF_OK when the call has failed: what is read next tells why. */
 cof_status cofi_message_send(cof_team *team, int rank, struct cofi_head head, const void *payload,
                              int fd, int64_t deadline);
 /* Replies to the request that was read from that rank, if there is one; an error with its text. */

@@ -40,7 +40,7 @@ struct cofi_stale {
     uint64_t n_sent;            /* requests to it so far: numbers them from 1 */
     uint64_t open;              /* its request that was read and has no reply yet; 0: none */
     uint64_t last;              /* its last request that has one */
-    size_t owed;                /* bytes of a request that stopped when it was of no use any more */
+    size_t owed;                /* bytes of a message that stopped when it was of no use any more */
     bool is_cut_in, is_cut_out; /* a deadline passed within a message from it, to it */
 };
 
