@@ -53,8 +53,7 @@ static cof_status fail_all(struct cofi_inbox *in, struct cofi_head head, cof_sta
             cofi_message_answer(t, i, head, text, 0);
     for (int i = in->rank + is_read; i < t->n_ranks; i++)
         if (i != t->rank)
-            tell_unread(t, i, &head, text,
-                        until < in->deadline ? until : in->deadline);
+            tell_unread(t, i, &head, text, until < in->deadline ? until : in->deadline);
     return cofi_fail_text(status, text);
 }
 
@@ -71,7 +70,8 @@ static cof_status exchange_hub(cof_team *t, struct cofi_head head, char *dst, in
     cof_status first = COF_OK;
     for (int i = 0; i < t->n_ranks; i++) { /* to all that can be reached, whoever cannot */
         cof_status status =
-            i == t->rank ? COF_OK : cofi_message_answer(t, i, head, dst, deadline);
+            i == t->rank ? COF_OK
+                         : cofi_message_answer(t, i, head, dst, members_deadline(deadline));
         if (status != COF_OK && first == COF_OK)
             first = cofi_message_error(t, head.what, i, status);
     }

@@ -135,10 +135,11 @@ cof_status cofi_message_send(cof_team *t, int rank, struct cofi_head head, const
     left += sizeof whole;
     if (status == COF_OK && !is_stopped) {
         at = &whole;
-        status = send_on(t, rank, &at, &left, NULL, deadline);
+        status = send_on(t, rank, &at, &left, &head, deadline);
+        is_stopped = status == COF_OK && left > 0;
     }
-    if (is_stopped || (status == COF_ERR_TIMEOUT && head.status != COF_OK)) /* a text may end so */
-        stale->owed = left;
+    if (is_stopped || (status == COF_ERR_TIMEOUT && head.kind != COFI_REQUEST))
+        stale->owed = left; /* but a hub that did not read a request in time may not be there */
     else
         stale->is_cut_out = status == COF_ERR_TIMEOUT;
     return status;
