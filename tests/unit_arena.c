@@ -277,6 +277,34 @@ static void test_deadline(int rank, int n_ranks, const char *job, void *arg)
     cof_world_destroy(w);
 }
 
+/* Nothing more is made of an arena that has failed, on either rank. */
+static void test_failed(int rank, int n_ranks, const char *job, void *arg)
+{
+    (void)arg;
+    cof_world *w = test_world(rank, n_ranks, job, 0.3);
+    cof_team *team = cof_world_team(w);
+    cof_arena *a;
+    cof_plan *plan = NULL;
+    size_t offset = 7;
+    cof_arena_pointers pointers = COF_ARENA_POINTERS_INIT;
+    cof_attention_params params = test_attention_params(33);
+    const char *why = "rank 0 waited for rank 1";
+    CHECK_OK(cof_arena_create(team, 1 << 20, 1, &a));
+    if (rank == 0)
+        CHECK_FAILS(cof_wait(a, 1, 0, COF_STREAM_NOW), COF_ERR_TIMEOUT, why);
+    test_meet(n_ranks);
+    CHECK_FAILS(cof_arena_alloc(a, 1000, &offset), COF_ERR_TIMEOUT, why);
+    CHECK_FAILS(cof_arena_alloc(a, 1 << 21, &offset), COF_ERR_TIMEOUT, why);
+    CHECK(offset == 7, "a region at %zu", offset);
+    CHECK_FAILS(cof_attention_plan_create(team, &params, a, &plan), COF_ERR_TIMEOUT, why);
+    CHECK(!plan, "a plan came out");
+    CHECK_FAILS(cof_arena_view(a, &pointers), COF_ERR_TIMEOUT, why);
+    CHECK(!pointers.base, "pointers came out");
+    CHECK_OK(cof_team_barrier(team)); /* nobody leaves while another looks */
+    cof_arena_destroy(a);
+    cof_world_destroy(w);
+}
+
 int main(void)
 {
     test_ranks(2, test_arguments, NULL);
@@ -286,5 +314,6 @@ int main(void)
     test_ranks(2, test_attach_protected, NULL);
     test_ranks(3, test_attach, NULL);
     test_ranks(2, test_deadline, NULL);
+    test_ranks(2, test_failed, NULL);
     return test_done();
 }

@@ -196,6 +196,37 @@ static void leaves_with_child(int rank, const char *job)
     cof_world_destroy(w);
 }
 
+/* One survivor knows of the death and goes on to a team of the living; the other one is still in
+ * the team that lost a rank, and may meet the message of the living there. */
+static void death_beside_the_living(int rank, const char *job)
+{
+    cof_world *w = join(rank, job);
+    cof_team *dead = NULL, *living = NULL;
+    const int ahead = job[strlen(job) - 1] - '0'; /* the other one is the first of the living */
+    int all[N_RANKS] = {0, 1, 2}, two[2] = {1 - ahead, ahead};
+    CHECK_OK(cof_team_create(w, all, N_RANKS, 1, &dead));
+    if (rank != 2)
+        CHECK_OK(cof_team_create(w, two, 2, 2, &living));
+    CHECK_OK(cof_team_barrier(dead));
+    if (rank == 2)
+        die();
+    if (rank == ahead) {
+        CHECK_FAILS(look_for_end(dead), COF_ERR_PEER_DEAD, "rank 2");
+        shared->n_done++;
+    }
+    while (shared->n_done == 0)
+        usleep(1000);
+    char byte; /* requests go to the lower rank: there it waits already */
+    while (rank == 0 && ahead == 1 && !cofi_link_peek(w->socket[1], &byte, 1))
+        usleep(1000);
+    CHECK_FAILS(cof_team_barrier(dead), COF_ERR_PEER_DEAD, "rank 2");
+    CHECK_OK(cof_team_barrier(living));
+    CHECK_OK(cof_team_barrier(living));
+    cof_team_destroy(living);
+    cof_team_destroy(dead);
+    cof_world_destroy(w);
+}
+
 /* ---- what a child can do with what it has copies of ----------------------------------------- */
 
 struct objects {
@@ -234,6 +265,15 @@ static void check_refused(struct objects *o)
     CHECK_FAILS(cof_team_query(team), COF_ERR_INVALID, why);
     CHECK_FAILS(cof_team_create(o->world, &self, 1, 1, &out), COF_ERR_INVALID, why);
     CHECK_FAILS(cof_team_split(o->part, 1, &in, &out), COF_ERR_INVALID, why);
+    cof_workspace_sizes sizes = COF_WORKSPACE_SIZES_INIT;
+    cof_attention_params attention = test_attention_params(33);
+    CHECK_FAILS(cof_attention_workspace(o->part, &attention, &sizes), COF_ERR_INVALID, why);
+    cof_grad_return_params grad = COF_GRAD_RETURN_PARAMS_INIT;
+    CHECK_FAILS(cof_grad_return_workspace(o->part, &grad, &sizes), COF_ERR_INVALID, why);
+    cof_allreduce_rmsnorm_params norm = COF_ALLREDUCE_RMSNORM_PARAMS_INIT;
+    CHECK_FAILS(cof_allreduce_rmsnorm_workspace(o->part, &norm, &sizes), COF_ERR_INVALID, why);
+    cof_trimul_params trimul = COF_TRIMUL_PARAMS_INIT;
+    CHECK_FAILS(cof_trimul_workspace(o->part, &trimul, &sizes), COF_ERR_INVALID, why);
     CHECK_FAILS(cof_stream_create(o->world, 1, &stream), COF_ERR_INVALID, why);
     CHECK_FAILS(cof_stream_sync(o->stream), COF_ERR_INVALID, why);
     CHECK_FAILS(cof_event_record(o->stream, &event), COF_ERR_INVALID, why);
@@ -422,6 +462,8 @@ int main(void)
     run_ranks("killed", killed_with_child, 1);
     run_ranks("early", killed_with_early_children, 1);
     run_ranks("leaves", leaves_with_child, -1);
+    run_ranks("living0", death_beside_the_living, 2);
+    run_ranks("living1", death_beside_the_living, 2);
     run_ranks("children", children_of_all_kinds, -1);
     for (int i = 0; i < 20; i++) {
         char name[32];

@@ -282,14 +282,20 @@ static void test_options(void)
 
 /* ---- strangers ------------------------------------------------------------------------------ */
 
+static socklen_t address_of(const char *job, struct sockaddr_un *address)
+{
+    uint64_t hash = cofi_hash_u64(COFI_HASH_SEED, (uint64_t)getuid());
+    *address = (struct sockaddr_un){.sun_family = AF_UNIX};
+    int n = snprintf(address->sun_path + 1, sizeof address->sun_path - 1, "cofuse-%016llx",
+                     (unsigned long long)cofi_hash(hash, job, strlen(job)));
+    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
+}
+
 /* A connection to where rank 0 of the job listens, as soon as it does. */
 static int knock(const char *job)
 {
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    uint64_t hash = cofi_hash_u64(COFI_HASH_SEED, (uint64_t)getuid());
-    int n = snprintf(address.sun_path + 1, sizeof address.sun_path - 1, "cofuse-%016llx",
-                     (unsigned long long)cofi_hash(hash, job, strlen(job)));
-    socklen_t bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
+    struct sockaddr_un address;
+    socklen_t bytes = address_of(job, &address);
     int fd = socket(AF_UNIX, SOCK_STREAM, 0);
     for (int i = 0; i < 2000 && connect(fd, (struct sockaddr *)&address, bytes) != 0; i++)
         usleep(10000);
@@ -378,6 +384,45 @@ static void test_late(void)
     CHECK(late.was_told, "a late rank never got the verdict");
 }
 
+/* ---- rank 0 twice --------------------------------------------------------------------------- */
+
+static cof_world_options patient(int rank, int n_ranks, const char *job)
+{
+    cof_world_options o = COF_WORLD_OPTIONS_INIT;
+    o.rank = rank;
+    o.n_ranks = n_ranks;
+    o.job = job;
+    o.engine = COF_ENGINE_THREAD;
+    o.n_threads = 1;
+    o.init_timeout = 60;
+    return o;
+}
+
+/* Of three ranks; the third one of the job never comes, and need not. */
+static void twice_rank0(int rank, int n_ranks, const char *job, void *arg)
+{
+    (void)arg;
+    cof_world *w;
+    cof_world_options o = patient(rank == 2 ? 0 : rank, n_ranks, job);
+    int64_t begin = cofi_now();
+    CHECK_FAILS(cof_world_create(&o, &w), COF_ERR_MISMATCH, "two ranks call themselves rank 0");
+    CHECK(cofi_now() - begin < 30 * INT64_C(1000000000), "it came by the deadline");
+}
+
+/* A process that has the address and is no rank 0. */
+static void address_taken(int rank, int n_ranks, const char *job, void *arg)
+{
+    (void)arg;
+    cof_world *w;
+    struct sockaddr_un address;
+    socklen_t bytes = address_of(job, &address);
+    int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    CHECK(bind(fd, (struct sockaddr *)&address, bytes) == 0 && listen(fd, 4) == 0, "no address");
+    cof_world_options o = patient(rank, n_ranks + 1, job);
+    CHECK_FAILS(cof_world_create(&o, &w), COF_ERR_INVALID, "is in use by another process");
+    close(fd);
+}
+
 int main(void)
 {
     test_as_processes(); /* processes first: no thread has been started yet */
@@ -386,5 +431,7 @@ int main(void)
     test_options();
     test_ranks(2, past_strangers, NULL);
     test_late();
+    test_ranks(3, twice_rank0, NULL);
+    test_ranks(1, address_taken, NULL);
     return test_done();
 }

@@ -106,6 +106,40 @@ static void forward_only(int rank, int n_ranks, const char *job, void *arg)
     free(first);
 }
 
+/* A team outlives its world, and every call on it says that the world is gone. */
+static void team_without_world(int rank, int n_ranks, const char *job, void *arg)
+{
+    (void)arg;
+    const char *why = "its world has been destroyed";
+    int ranks[2] = {0, 1};
+    cof_world *w = test_world(rank, n_ranks, job, 20);
+    cof_team *t = NULL, *in, *out;
+    cof_arena *a = NULL;
+    cof_plan *plan = NULL;
+    cof_workspace_sizes sizes = COF_WORKSPACE_SIZES_INIT;
+    CHECK_OK(cof_team_create(w, ranks, 2, 1, &t));
+    test_meet(n_ranks);
+    cof_world_destroy(w);
+    cof_attention_params attention = test_attention_params(33);
+    CHECK_FAILS(cof_attention_workspace(t, &attention, &sizes), COF_ERR_INVALID, why);
+    CHECK_FAILS(cof_attention_plan_create(t, &attention, NULL, &plan), COF_ERR_INVALID, why);
+    cof_grad_return_params grad = COF_GRAD_RETURN_PARAMS_INIT;
+    CHECK_FAILS(cof_grad_return_workspace(t, &grad, &sizes), COF_ERR_INVALID, why);
+    CHECK_FAILS(cof_grad_return_plan_create(t, &grad, NULL, &plan), COF_ERR_INVALID, why);
+    cof_allreduce_rmsnorm_params norm = COF_ALLREDUCE_RMSNORM_PARAMS_INIT;
+    CHECK_FAILS(cof_allreduce_rmsnorm_workspace(t, &norm, &sizes), COF_ERR_INVALID, why);
+    CHECK_FAILS(cof_allreduce_rmsnorm_plan_create(t, &norm, NULL, &plan), COF_ERR_INVALID, why);
+    cof_trimul_params trimul = COF_TRIMUL_PARAMS_INIT;
+    CHECK_FAILS(cof_trimul_workspace(t, &trimul, &sizes), COF_ERR_INVALID, why);
+    CHECK_FAILS(cof_trimul_plan_create(t, &trimul, NULL, &plan), COF_ERR_INVALID, why);
+    CHECK_FAILS(cof_arena_create(t, 128, 0, &a), COF_ERR_INVALID, why);
+    CHECK_FAILS(cof_team_split(t, 1, &in, &out), COF_ERR_INVALID, why);
+    CHECK_FAILS(cof_team_barrier(t), COF_ERR_INVALID, why);
+    CHECK_FAILS(cof_team_query(t), COF_ERR_INVALID, why);
+    CHECK(!plan && !a, "something came out");
+    cof_team_destroy(t);
+}
+
 /* `n` rounds after at most 20 to warm up: what is there is what was there. */
 static void repeat(const char *what, int n, int n_ranks, test_rank_fn fn, int *arg)
 {
@@ -139,5 +173,6 @@ int main(void)
     repeat("plans", 1, 3, plans_on_one_world, &n_plans);
     repeat("both", 5, 3, plans_on_one_world, &few);
     test_ranks(3, forward_only, NULL);
+    test_ranks(2, team_without_world, NULL);
     return test_done();
 }

@@ -20,7 +20,8 @@
  * and other memory is refused.
  *
  * A wait that passes its deadline, a dead rank or a disagreement ends the arena on all ranks: later
- * calls return the error, outputs are NaN (bytes of cof_get: 0xff), and only destroying is left.
+ * calls return the error, cof_arena_alloc and making a plan too, outputs are NaN (bytes of cof_get:
+ * 0xff), and only destroying is left.
  */
 #ifndef COFUSE_ARENA_H
 #define COFUSE_ARENA_H
@@ -130,7 +131,7 @@ typedef struct cof_arena_pointers {
 /**
  * Fills in the arena's pointers; they are valid until it is destroyed. Local. A signal word is 64
  * bits; use one either with cof_signal and cof_wait or by kernels of your own, not with both.
- * COF_ERR_INVALID
+ * COF_ERR_INVALID, and what ended the arena
  */
 COF_API cof_status cof_arena_view(cof_arena *arena, cof_arena_pointers *pointers);
 

@@ -10,6 +10,8 @@
  *
  * Every collective call has a deadline (cof_world_options.init_timeout): a rank that is missing,
  * dead or in another call becomes an error on every rank that is there, naming it.
+ * That error ends the team (cof_team_query tells); other teams of the same ranks go on, but for
+ * those that hold a rank that died. An argument that breaks a rule ends no team.
  *
  * Threads. Collective calls of one world come from one thread at a time, not always the same one;
  * the caller orders them (a lock, a join). A stream and a plan are used by one thread at a time,
@@ -110,7 +112,8 @@ typedef struct cof_world_options {
  * device is left as it was, here and in every call. The ranks prove with real bytes that each
  * reaches the memory of all others.
  *
- * COF_ERR_INVALID      an option or a launcher's variable breaks its rule (named in the text)
+ * COF_ERR_INVALID      an option or a launcher's variable breaks its rule (named in the text), or a
+ *                      process that is no rank of the job has its address
  * COF_ERR_UNSUPPORTED  ranks are on several hosts, or in several network namespaces; engine cuda:
  *                      the library was built without it, there is no driver or no device that it
  *                      can use, or the ranks' devices do not reach each other (they are named)
@@ -154,6 +157,10 @@ COF_API cof_team *cof_world_team(cof_world *world);
  * one for each team of the same list that lives at the same time: members that mix two such teams
  * up are told so by their tags alone. One exchange, no device memory. A world of CUDA devices has
  * at most 512 teams at a time (COF_ERR_NOMEM).
+ *
+ * A member whose own list breaks a rule, or who finds no memory, returns before it meets the
+ * others: they wait for it until the deadline (COF_ERR_TIMEOUT). Members that name the same ranks
+ * in another order, or another tag, are told at once.
  *
  * COF_ERR_INVALID   n < 1, a rank out of range or named twice, or the caller is not a member
  * COF_ERR_MISMATCH  members passed different lists or tags

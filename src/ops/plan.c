@@ -186,6 +186,7 @@ static cof_status check_engine(const cof_team *team, const char *op)
 cof_status cofi_plan_open(cof_team *team, const char *op, size_t bytes,
                           void (*destroy)(cof_plan *plan), cof_plan **plan_out)
 {
+    COF_TRY(cofi_world_usable(team->world));
     COF_TRY(check_engine(team, op));
     *plan_out = calloc(1, bytes);
     if (!*plan_out)

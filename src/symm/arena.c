@@ -161,6 +161,7 @@ cof_status cofi_arena_open(cof_team *team, const struct cofi_arena_spec *spec, c
 {
     cof_arena *a = NULL;
     *arena_out = NULL;
+    COF_TRY(cofi_world_usable(team->world));
     cof_status status = own;
     if (status == COF_OK && !spec->peers && spec->bytes > MAX_BYTES / (size_t)team->n_ranks)
         status = COF_FAIL(COF_ERR_INVALID, "bytes = %zu: past the address space for %d ranks",
@@ -270,6 +271,7 @@ cof_status cof_arena_view(cof_arena *a, cof_arena_pointers *pointers)
 {
     COF_FAIL_IF(!a, COF_ERR_INVALID, "arena: NULL");
     COF_TRY(cofi_world_usable(a->team->world));
+    COF_TRY(cofi_arena_look(a));
     COF_FAIL_IF(!pointers, COF_ERR_INVALID, "pointers: NULL");
     COF_FAIL_IF(pointers->size < COFI_SIZE_THROUGH(cof_arena_pointers, word_stride),
                 COF_ERR_INVALID, "pointers->size = %zu: wanted %zu", pointers->size,

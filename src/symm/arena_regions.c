@@ -120,11 +120,15 @@ cof_status cof_arena_alloc(cof_arena *a, size_t bytes, size_t *offset_out)
     COF_TRY(compare_bytes(a, bytes));
     COF_FAIL_IF(bytes == 0, COF_ERR_INVALID, "bytes = 0: wanted at least 1");
     COF_TRY(drop_released(a));
-    struct cofi_region *region =
-        bytes > a->data_bytes ? NULL : place_region(a, cofi_round_up(bytes, COFI_LINE), 0);
-    COF_FAIL_IF(bytes > a->data_bytes, COF_ERR_NOMEM, "bytes = %zu: the arena has %zu", bytes,
-                a->data_bytes);
-    cof_status status = cofi_team_agree(a->team, "arena alloc", region ? COF_OK : COF_ERR_NOMEM);
+    struct cofi_region *region = NULL;
+    cof_status status = cofi_arena_look(a); /* ranks may notice a failure one after the other */
+    if (status == COF_OK && bytes > a->data_bytes)
+        status = COF_FAIL(COF_ERR_NOMEM, "bytes = %zu: the arena has %zu", bytes, a->data_bytes);
+    if (status == COF_OK) {
+        region = place_region(a, cofi_round_up(bytes, COFI_LINE), 0);
+        status = region ? COF_OK : COF_ERR_NOMEM;
+    }
+    status = cofi_team_agree(a->team, "arena alloc", status);
     if (status == COF_OK)
         *offset_out = region->offset;
     else if (region)
@@ -163,11 +167,15 @@ static cof_status place_words(cof_arena *a, const struct cofi_binding_spec *spec
                               struct cofi_region **region_out)
 {
     COF_TRY(drop_released(a));
-    *region_out = place_region(a,
-                               cofi_arena_words_bytes(a->n_ranks, spec->n_purposes) +
-                                   cofi_round_up(spec->tagged_bytes, COFI_LINE),
-                               cofi_round_up(spec->payload_bytes, COFI_LINE));
-    return cofi_team_agree(a->team, "arena words", *region_out ? COF_OK : COF_ERR_NOMEM);
+    cof_status status = cofi_arena_look(a); /* as in cof_arena_alloc */
+    if (status == COF_OK) {
+        *region_out = place_region(a,
+                                   cofi_arena_words_bytes(a->n_ranks, spec->n_purposes) +
+                                       cofi_round_up(spec->tagged_bytes, COFI_LINE),
+                                   cofi_round_up(spec->payload_bytes, COFI_LINE));
+        status = *region_out ? COF_OK : COF_ERR_NOMEM;
+    }
+    return cofi_team_agree(a->team, "arena words", status);
 }
 
 static cof_status open_private(cof_team *team, const struct cofi_binding_spec *spec,

@@ -76,7 +76,7 @@ static cof_status check_hello(const cof_world *w, const struct cofi_hello *h)
                 "rank %d has n_ranks = %d, rank 0 has %d", h->rank, h->n_ranks, w->n_ranks);
     COF_FAIL_IF(h->engine != own->engine, COF_ERR_MISMATCH, "rank %d has engine %u, rank 0 has %u",
                 h->rank, h->engine, own->engine);
-    COF_FAIL_IF(h->rank <= 0 || h->rank >= w->n_ranks, COF_ERR_MISMATCH,
+    COF_FAIL_IF(h->rank < 0 || h->rank >= w->n_ranks, COF_ERR_MISMATCH,
                 "a rank calls itself %d in a world of %d", h->rank, w->n_ranks);
     COF_FAIL_IF(w->hello[h->rank].magic == COFI_HELLO_MAGIC, COF_ERR_MISMATCH,
                 "two ranks call themselves rank %d", h->rank);
@@ -243,11 +243,50 @@ static cof_status receive_sockets(cof_world *w, int64_t deadline)
 
 /* ---- 4: both sides -------------------------------------------------------------------------- */
 
+/* On the socket to rank 0: its verdict, or *is_told = false and what kept it. */
+static cof_status say_hello(cof_world *w, int64_t deadline, int64_t patience, bool *is_told)
+{
+    struct verdict v;
+    cof_status status = cofi_link_send(w->socket[0], &w->hello[w->rank], sizeof w->hello[0],
+                                       deadline);
+    /* A rank 0 that has hung up may have left its verdict before: read on. */
+    if (status == COF_OK || status == COF_ERR_PEER_DEAD)
+        status = cofi_link_recv(w->socket[0], &v, sizeof v, patience);
+    *is_told = status == COF_OK;
+    COF_FAIL_IF(status != COF_OK, status, "world of %d: rank 0 %s", w->n_ranks,
+                status == COF_ERR_TIMEOUT ? "did not answer in time" : "went away while joining");
+    v.text[sizeof v.text - 1] = '\0';
+    return v.status == COF_OK ? COF_OK : cofi_fail_text((cof_status)v.status, v.text);
+}
+
+/* Another process has the address: where it is a rank 0 of this job, it tells both that they are
+ * two. */
+static cof_status meet_other_rank0(cof_world *w)
+{
+    int64_t soon = cofi_now() + GRACE_NS;
+    bool is_told = false;
+    cof_status status = cofi_connect_to_rank0(w, soon);
+    if (status == COF_OK)
+        status = say_hello(w, soon, soon, &is_told);
+    cofi_link_close(w->socket[0]);
+    w->socket[0] = -1;
+    COF_FAIL_IF(status == COF_OK || (!is_told && status != COF_ERR_INVALID), COF_ERR_INVALID,
+                "job: \"%s\" is in use by another process", w->job);
+    return status;
+}
+
+static cof_status open_listener(cof_world *w, struct cofi_listener *l, int64_t deadline)
+{
+    bool is_taken;
+    cof_status status = cofi_listener_open(w, l, &is_taken, deadline);
+    return is_taken ? meet_other_rank0(w) : status;
+}
+
 static cof_status gather(cof_world *w, bool inherited, int64_t deadline)
 {
     struct cofi_listener listener = {.fd = -1};
-    cof_status status = inherited ? gather_inherited(w, deadline)
-                                  : cofi_listener_open(w, &listener, deadline);
+    cof_status status =
+        inherited ? gather_inherited(w, deadline) : open_listener(w, &listener, deadline);
     if (!inherited && status == COF_OK)
         status = gather_accepted(w, &listener, deadline);
     struct verdict v;
@@ -281,21 +320,12 @@ static cof_status bootstrap_other(cof_world *w, bool inherited, int64_t deadline
 {
     if (!inherited)
         COF_TRY(cofi_connect_to_rank0(w, deadline));
-    struct verdict v;
     int64_t patience = deadline == COFI_NEVER ? COFI_NEVER : deadline + GRACE_NS;
-    cof_status status = cofi_link_send(w->socket[0], &w->hello[w->rank], sizeof w->hello[0],
-                                       deadline);
-    /* A rank 0 that has hung up may have left its verdict before: read on. */
-    if (status == COF_OK || status == COF_ERR_PEER_DEAD)
-        status = cofi_link_recv(w->socket[0], &v, sizeof v, patience);
-    COF_FAIL_IF(status != COF_OK, status, "world of %d: rank 0 %s", w->n_ranks,
-                status == COF_ERR_TIMEOUT ? "did not answer in time" : "went away while joining");
-    v.text[sizeof v.text - 1] = '\0';
-    if (v.status != COF_OK)
-        return cofi_fail_text((cof_status)v.status, v.text);
+    bool is_told;
+    COF_TRY(say_hello(w, deadline, patience, &is_told));
     COF_TRY(receive_sockets(w, patience));
-    status = cofi_link_recv(w->socket[0], w->hello, (size_t)w->n_ranks * sizeof w->hello[0],
-                            patience);
+    size_t bytes = (size_t)w->n_ranks * sizeof w->hello[0];
+    cof_status status = cofi_link_recv(w->socket[0], w->hello, bytes, patience);
     COF_FAIL_IF(status != COF_OK, status, "world of %d: rank 0 went away while joining",
                 w->n_ranks);
     return COF_OK;

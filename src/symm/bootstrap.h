@@ -27,15 +27,16 @@ struct cofi_listener {
     struct pollfd *poll; /* room + 1 */
 };
 
+/* *is_taken: it failed because another process has had the address for some time. */
 cof_status cofi_listener_open(const cof_world *world, struct cofi_listener *listener,
-                              int64_t deadline);
+                              bool *is_taken, int64_t deadline);
 /* The next connection that says hello with the magic and token of `own`: its hello, read, and its
  * socket. Others are hung up on, and hold nobody up. COF_ERR_TIMEOUT comes without a text. */
 cof_status cofi_listener_next(struct cofi_listener *listener, const struct cofi_hello *own,
                               struct cofi_hello *hello_out, int *fd_out, int64_t deadline);
 void cofi_listener_close(struct cofi_listener *listener);
 
-/* Any other rank: world->socket[0], as soon as rank 0 listens. */
+/* Any other rank, and one that is a second rank 0: world->socket[0], as soon as rank 0 listens. */
 cof_status cofi_connect_to_rank0(cof_world *world, int64_t deadline);
 
 /* ---- bootstrap_allgather.c ---- */

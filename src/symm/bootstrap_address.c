@@ -48,7 +48,7 @@ static void nap(void)
     nanosleep(&(struct timespec){0, RETRY_NS}, NULL);
 }
 
-/* ---- the other ranks ------------------------------------------------------------------------ */
+/* ---- the other ranks, and a second rank 0 --------------------------------------------------- */
 
 cof_status cofi_connect_to_rank0(cof_world *w, int64_t deadline)
 {
@@ -71,11 +71,13 @@ cof_status cofi_connect_to_rank0(cof_world *w, int64_t deadline)
 
 /* ---- rank 0 --------------------------------------------------------------------------------- */
 
-cof_status cofi_listener_open(const cof_world *w, struct cofi_listener *l, int64_t deadline)
+cof_status cofi_listener_open(const cof_world *w, struct cofi_listener *l, bool *is_taken,
+                              int64_t deadline)
 {
     struct sockaddr_un address;
     socklen_t bytes = abstract_address(w, &address);
     int64_t patience = cofi_now() + IN_USE_NS;
+    *is_taken = false;
     *l = (struct cofi_listener){.fd = -1, .room = w->n_ranks + 16};
     l->pending = calloc((size_t)l->room, sizeof *l->pending);
     l->poll = calloc((size_t)l->room + 1, sizeof *l->poll);
@@ -84,8 +86,8 @@ cof_status cofi_listener_open(const cof_world *w, struct cofi_listener *l, int64
     COF_FAIL_IF(l->fd < 0, COF_ERR_SYSTEM, "bootstrap: socket: %s", strerror(errno));
     while (bind(l->fd, (struct sockaddr *)&address, bytes) != 0) {
         COF_FAIL_IF(errno != EADDRINUSE, COF_ERR_SYSTEM, "bootstrap: bind: %s", strerror(errno));
-        COF_FAIL_IF(cofi_now() >= (patience < deadline ? patience : deadline), COF_ERR_INVALID,
-                    "job: \"%s\" is in use by another rank 0 of this user", w->job);
+        *is_taken = cofi_now() >= (patience < deadline ? patience : deadline);
+        COF_FAIL_IF(*is_taken, COF_ERR_INVALID, "bootstrap: address in use");
         nap();
     }
     COF_FAIL_IF(listen(l->fd, l->room) != 0, COF_ERR_SYSTEM, "bootstrap: listen: %s",

@@ -131,15 +131,20 @@ cof_status cofi_link_wait(int socket, int64_t deadline)
     }
 }
 
-cof_status cofi_link_send(int socket, const void *data, size_t bytes, int64_t deadline)
+size_t cofi_link_peek(int socket, void *data, size_t bytes)
 {
-    const char *at = data;
+    ssize_t n = recv_now(socket, data, bytes, MSG_PEEK);
+    return n > 0 ? (size_t)n : 0;
+}
+
+cof_status cofi_link_send_on(int socket, const char **data, size_t *bytes, int64_t deadline)
+{
     BEFORE_SEND();
-    while (bytes > 0) {
-        ssize_t n = send(socket, at, bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
+    while (*bytes > 0) {
+        ssize_t n = send(socket, *data, *bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
         if (n >= 0) {
-            at += n;
-            bytes -= (size_t)n;
+            *data += n;
+            *bytes -= (size_t)n;
         } else if (errno == EAGAIN) {
             cof_status status = wait_for(socket, POLLOUT, deadline);
             if (status != COF_OK)
@@ -149,6 +154,12 @@ cof_status cofi_link_send(int socket, const void *data, size_t bytes, int64_t de
         }
     }
     return COF_OK;
+}
+
+cof_status cofi_link_send(int socket, const void *data, size_t bytes, int64_t deadline)
+{
+    const char *at = data;
+    return cofi_link_send_on(socket, &at, &bytes, deadline);
 }
 
 cof_status cofi_link_recv(int socket, void *data, size_t bytes, int64_t deadline)

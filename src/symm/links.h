@@ -21,9 +21,13 @@ int cofi_link_adopt(int inherited_fd); /* that one, or -1: it is closed then */
 void cofi_link_close(int fd);
 
 cof_status cofi_link_send(int socket, const void *data, size_t bytes, int64_t deadline);
+/* The same, and moves *data and *bytes past what went: to be called again after COF_ERR_TIMEOUT. */
+cof_status cofi_link_send_on(int socket, const char **data, size_t *bytes, int64_t deadline);
 /* Until a message begins; reads nothing. COF_ERR_PEER_DEAD where none comes any more: after a
  * hang-up, and before a bye, which so stays unread (a message never begins like one). */
 cof_status cofi_link_wait(int socket, int64_t deadline);
+/* Copies what has come, at most `bytes`, and leaves it unread; how much that was. Never waits. */
+size_t cofi_link_peek(int socket, void *data, size_t bytes);
 cof_status cofi_link_recv(int socket, void *data, size_t bytes, int64_t deadline);
 
 /* One descriptor with `bytes` bytes of data beside it; the sender keeps its own copy. *fd_out is -1

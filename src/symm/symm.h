@@ -28,9 +28,19 @@ struct cofi_hello {
     char gemm[32];
 };
 
-/* What failed exchanges left at the socket to a rank (exchange.c). */
+/* A collective call of a team. */
+struct cofi_call_id {
+    uint64_t team, call;
+};
+
+/* What a rank remembers of the exchanges with another one (messages.h). */
 struct cofi_stale {
-    int requests, replies;   /* messages that are still to come from it, to be skipped */
+    struct cofi_call_id *answered; /* by an error, before its request came, which is skipped then */
+    int n_answered;
+    uint64_t n_sent;            /* requests to it so far: numbers them from 1 */
+    uint64_t open;              /* its request that was read and has no reply yet; 0: none */
+    uint64_t last;              /* its last request that has one */
+    size_t owed;                /* bytes of a message that stopped when it was of no use any more */
     bool is_cut_in, is_cut_out; /* a deadline passed within a message from it, to it */
 };
 
@@ -51,7 +61,7 @@ struct cof_world {
     int *socket;               /* by rank; -1 for this one */
     struct cofi_hello *hello;  /* by rank */
     _Atomic int *state;        /* by rank: enum cofi_peer_state */
-    struct cofi_stale *stale;  /* by rank */
+    struct cofi_stale *stale;  /* by rank; of the thread that is in a collective call */
     atomic_flag now_in_use;    /* by the thread that is in a COF_STREAM_NOW call */
     struct cofi_cpu_stream *stream; /* serves COF_STREAM_NOW; NULL where ranks work on devices */
     struct cofi_cuda_world *device; /* engine_cuda's; NULL: the CPU's */
@@ -73,6 +83,7 @@ struct cof_team {
     cof_world *world;
     int rank, n_ranks;
     int *world_rank;
+    int hub;           /* the member that exchanges go through: that of the lowest world rank */
     uint64_t id;       /* hash of members and tag */
     uint64_t n_calls;  /* collective calls so far, compared on every exchange */
     uint64_t n_plans;  /* plans made so far: numbers them alike on all members */

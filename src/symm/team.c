@@ -31,6 +31,7 @@ cof_status cofi_team_make(cof_world *w, const int *ranks, int n, uint64_t tag, c
     t->id = cofi_hash_u64(COFI_HASH_SEED, tag);
     for (int i = 0; i < n; i++) {
         t->rank = ranks[i] == w->rank ? i : t->rank;
+        t->hub = ranks[i] < ranks[t->hub] ? i : t->hub;
         t->id = cofi_hash_u64(t->id, (uint64_t)ranks[i]);
     }
     pthread_mutex_lock(&w->lock);

@@ -11,6 +11,7 @@
 #include "backend/cpu/vec.h"
 #include "core/clock.h"
 #include "core/config.h"
+#include "core/hash.h"
 #include "core/log.h"
 #include "core/sized.h"
 #include "symm/bootstrap.h"
@@ -18,6 +19,8 @@
 #include "symm/fork.h"
 #include "symm/launcher.h"
 #include "symm/symm.h"
+
+#define WORLD_TEAM_SEED UINT64_C(0x776f726c647465)
 
 /* ---- options -------------------------------------------------------------------------------- */
 
@@ -230,6 +233,8 @@ static cof_status make_world_team(cof_world *w)
         ranks[r] = r;
     cof_status status = cofi_team_make(w, ranks, w->n_ranks, 0, &w->team);
     free(ranks);
+    if (status == COF_OK) /* no tag of cof_team_create gives this number */
+        w->team->id = cofi_hash_u64(WORLD_TEAM_SEED, (uint64_t)w->n_ranks);
     return status;
 }
 
@@ -344,6 +349,8 @@ void cofi_world_release(cof_world *w)
     free(w->socket);
     free(w->hello);
     free((void *)w->state);
+    for (int r = 0; w->stale && r < w->n_ranks; r++)
+        free(w->stale[r].answered);
     free(w->stale);
     free(w->dead_teams);
     free(w);

@@ -121,6 +121,7 @@ cof_status cof_allreduce_rmsnorm_workspace(cof_team *team,
 {
     struct cofi_arn_plan plan = {0};
     COF_FAIL_IF(!team, COF_ERR_INVALID, "team: NULL");
+    COF_TRY(cofi_world_usable(team->world));
     COF_TRY(set_up(&plan, team, params));
     return cofi_workspace_write(
         sizes, &(cof_workspace_sizes){

@@ -163,6 +163,7 @@ cof_status cof_attention_workspace(cof_team *team, const cof_attention_params *p
 {
     struct cofi_attention_plan plan = {0};
     COF_FAIL_IF(!team, COF_ERR_INVALID, "team: NULL");
+    COF_TRY(cofi_world_usable(team->world));
     COF_TRY(set_up(&plan, team, params));
     return cofi_workspace_write(
         sizes, &(cof_workspace_sizes){

@@ -207,6 +207,7 @@ cof_status cof_grad_return_workspace(cof_team *team, const cof_grad_return_param
 {
     struct cofi_grad_return_plan plan = {0};
     COF_FAIL_IF(!team, COF_ERR_INVALID, "team: NULL");
+    COF_TRY(cofi_world_usable(team->world));
     COF_TRY(set_up(&plan, team, params));
     size_t symmetric =
         plan.has_arena

@@ -252,6 +252,7 @@ cof_status cof_trimul_workspace(cof_team *team, const cof_trimul_params *params,
 {
     struct cofi_tri_plan plan = {0};
     COF_FAIL_IF(!team, COF_ERR_INVALID, "team: NULL");
+    COF_TRY(cofi_world_usable(team->world));
     cof_status status = set_up(&plan, team, params);
     free(plan.offsets);
     COF_TRY(status);
