@@ -121,7 +121,7 @@ one_thread+='|attention_steps|cuda_peers'
 one_thread+='|bench|check_memory|core|dlpack|gemm|gemm_bits|grad_return_args'
 one_thread+='|layout|memory|npy|option_table|pin|safetensors|trimul_args|trimul_ref'
 one_thread+='|trimul_ref_rules|vec|vec_exact|vec_gate'
-needs_cuda='attention_cudnn|cuda_(allreduce|attention.*|grad_return|world)'
+needs_cuda='attention_cudnn|cuda_(allreduce.*|attention.*|grad_return|world)'
 has_test() { # has_test PRESET UNIT
     [[ ! $2 =~ ^($needs_cuda)$ ]] || return 1
     case $1 in
