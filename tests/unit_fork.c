@@ -208,6 +208,7 @@ static void death_beside_the_living(int rank, const char *job)
     if (rank != 2)
         CHECK_OK(cof_team_create(w, two, 2, 2, &living));
     CHECK_OK(cof_team_barrier(dead));
+    test_meet(N_RANKS);
     if (rank == 2)
         die();
     if (rank == ahead) {

@@ -12,6 +12,7 @@
 
 #define SLICE_NS INT64_C(200000000) /* between two looks at all ranks of the world */
 #define SOON_NS INT64_C(200000000)  /* for an error to go into a socket */
+#define PIECE_BYTES 1024            /* a head, and an error's text */
 
 /* The last byte of a message; 0 in one that stopped early, whose data end in zeros. */
 static const char whole = 1;
@@ -66,15 +67,14 @@ cof_status cofi_message_error(cof_team *t, const char *what, int rank, cof_statu
 
 /* ---- sending -------------------------------------------------------------------------------- */
 
-/* Whether nobody needs the rest of a message: the team has failed, or that rank tells that the call
- * has. */
+/* Whether nobody needs the rest of a message: that rank tells that the call has failed. A death
+ * that this rank alone has seen is no reason: that rank may be about to read, and would wait for
+ * the rest until this one has more to say. */
 static bool is_of_no_use(cof_team *t, int rank, const struct cofi_head *head)
 {
     struct cofi_head h;
     if (head->kind == COFI_NOTICE)
         return false;
-    if (cofi_team_status(t) != COF_OK)
-        return true;
     return cofi_link_peek(socket_of(t, rank), &h, sizeof h) == sizeof h && h.kind == COFI_NOTICE &&
            h.team == head->team && h.call == head->call &&
            (head->kind == COFI_REQUEST || h.number == head->number);
@@ -111,7 +111,8 @@ static cof_status send_owed(cof_team *t, int rank, int64_t deadline)
     return COF_OK;
 }
 
-/* A head is short: the socket takes it whole or not at all. */
+/* Short ones in one piece, so that their reader wakes once; the socket takes it whole or not at
+ * all, as it does a head. */
 cof_status cofi_message_send(cof_team *t, int rank, struct cofi_head head, const void *payload,
                              int fd, int64_t deadline)
 {
@@ -125,8 +126,18 @@ cof_status cofi_message_send(cof_team *t, int rank, struct cofi_head head, const
         stale->is_cut_out = status == COF_ERR_TIMEOUT; /* perhaps before it began: not told apart */
         return status;
     }
-    const char *at = (const char *)&head;
-    size_t left = sizeof head;
+    char piece[PIECE_BYTES];
+    const char *at = piece;
+    size_t left = sizeof head + head.payload + sizeof whole;
+    if (left <= sizeof piece) {
+        memcpy(piece, &head, sizeof head);
+        if (head.payload > 0)
+            memcpy(piece + sizeof head, payload, head.payload);
+        piece[left - sizeof whole] = whole;
+        return send_on(t, rank, &at, &left, NULL, deadline);
+    }
+    at = (const char *)&head;
+    left = sizeof head;
     COF_TRY(send_on(t, rank, &at, &left, NULL, deadline));
     at = payload;
     left = head.payload;

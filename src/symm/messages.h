@@ -32,8 +32,9 @@
  * A deadline that passes within a message leaves the socket there: what comes next is no head. In
  * that direction it serves no team any more (is_cut_in, is_cut_out). So a hub that fails reads the
  * requests that have begun, members send for as long as they wait for the reply, and a rank that
- * hears of the failure before its message is out sends zeros for the rest of it, before the next
- * message (stale->owed). The last byte of such a message says so, and it is skipped. */
+ * the other one tells of the failure before its message is out sends zeros for the rest of it,
+ * before the next message (stale->owed). The last byte of such a message says so, and it is
+ * skipped. */
 #ifndef COFI_MESSAGES_H
 #define COFI_MESSAGES_H
 
